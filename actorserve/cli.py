@@ -3,6 +3,7 @@
 A process imports only what its own command needs, because a coordinator that died is then back sooner.
 """
 
+import gc
 import importlib
 import os
 import signal
@@ -30,10 +31,13 @@ def _ends_quietly() -> Iterator[None]:
 
 
 def _child_main(name: str, arguments: Sequence[str]) -> int:
+    gc.disable()  # what is imported stays, so looking for garbage meanwhile takes a tenth of the time for nothing
     with _ends_quietly():
         from actorserve.processes.child import run_child
 
         module = importlib.import_module(CHILDREN[name])
+    gc.freeze()  # the search for garbage leaves it out later, too: a whole search took 35 ms
+    gc.enable()
     return run_child(f"actorserve {name}", arguments, module.main)
 
 

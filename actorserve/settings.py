@@ -188,7 +188,9 @@ class ClusterSettings(ClusterOptions, _Section):
     runtime_dir: Path | None = Field(None, description="folder of the sockets; default: a fresh private folder")
     heartbeat_s: Period = Field(0.25, description="time between two heartbeats of a process")
     takeover_after_s: Period = Field(
-        0.5, description="time after which the next coordinator takes over from one that is silent"
+        0.5,
+        description="time after which the next coordinator takes over from one that is silent; if none does, "
+        "gateways place requests by themselves from 1.75 times as long on",
     )
     drain_timeout_s: float = Field(
         30.0, gt=0, description="time for running requests to finish after the server was told to stop"

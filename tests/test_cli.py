@@ -1,5 +1,6 @@
 """The command line: real processes, and one clear line for every failure."""
 
+import gc
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import types
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ import pytest
 from rich.console import Console
 
 from actorserve.cli import main
+from actorserve.processes import child
 from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
 from actorserve.processes.status import Phase, Status
 from actorserve.processes.supervision import AllReady, Progress, Restarting, Stopping
@@ -205,3 +208,29 @@ def test_the_curl_survives_a_shell() -> None:
     assert body["model"] == name
     assert body["stream"] is True
     assert "http://127.0.0.1:8000/v1/chat/completions" in said
+
+
+def test_a_process_looks_for_garbage_once_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child's program is imported without a search for garbage, and what it imported is left out of later ones."""
+    states: list[tuple[str, bool, bool]] = []
+
+    def note(what: str) -> None:
+        states.append((what, gc.isenabled(), gc.get_freeze_count() > num_before))
+
+    def load(name: str) -> types.SimpleNamespace:
+        note("loads")
+        return types.SimpleNamespace(main=None)
+
+    def run(*_: object) -> int:
+        note("runs")
+        return 0
+
+    num_before = gc.get_freeze_count()
+    monkeypatch.setattr("importlib.import_module", load)
+    monkeypatch.setattr(child, "run_child", run)
+    try:
+        assert main(["coordinator"]) == 0
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert states == [("loads", False, False), ("runs", True, True)]

@@ -53,7 +53,8 @@ def open_node(
     max_links = min(_LINKS_PER_PEER * MAX_PEERS, raise_file_limit() // _FILES_PER_PEER)
     place = network.coordinator() if hello.role is Role.COORDINATOR else network.process(name)
     transport = ZmqTransport(me, place.bind, TransportLimits(max_links=max_links), trust)
-    hello = replace(hello, address=place.announced(transport.address), cluster_id=network.cluster_id)
+    address = place.announced(transport.address)
+    hello = replace(hello, address=address, cluster_id=network.cluster_id, takes_bundles=True)
     times = WatchTimes(settings.heartbeat_s, settings.death_after_s, settings.takeover_after_s)
     membership = Membership(transport, hello, network.coordinators, times)
     recorder = None

@@ -91,7 +91,7 @@ _SIGNED: Final = (INT64_MIN, INT64_MAX)
 _TOKEN_ID: Final = (0, 2**31 - 1)  # the core keeps four bytes of each
 _MEMORY_NAMES: Final = ("shared", "shared_host", "cuda_ipc")
 _RULES: Final[dict[type, Rules]] = {
-    m.Hello: Rules(added=("cluster_id", "model_digest", "tokenizer_digest")),
+    m.Hello: Rules(added=("cluster_id", "model_digest", "tokenizer_digest", "takes_bundles")),
     m.PeerUp: Rules(added=("term",)),
     m.SamplingParams: Rules(
         bounds={

@@ -101,8 +101,8 @@ class MemoryTransport(LinkedTransport[_Queue]):
     def arrive(self, frame: bytes) -> None:
         """Receive a frame from the hub."""
         unpacked = self._framing.unpack(frame)
-        if unpacked is not None:
-            self._inbox.messages.append(unpacked)
+        if unpacked:
+            self._inbox.messages.extend(unpacked)
             self._inbox.announce()
 
     def _open(self, peer: Peer, address: str) -> _Queue | None:
@@ -121,6 +121,9 @@ class MemoryTransport(LinkedTransport[_Queue]):
         link.frames.append(frame)
         self._hub._push(link)
         return True
+
+    def _at_end_of_turn(self) -> None:
+        self._outbox.flush()  # every call is a turn of its own, so no messages share a frame
 
     def _fetch(self) -> None:
         """Nothing to do: the hub has already delivered all frames that fit into the inbox."""

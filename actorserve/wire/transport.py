@@ -7,16 +7,16 @@ another incarnation of the receiver is dropped and counted, so a message for a d
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from actorserve.core.messages import Hello, Message, Peer
 from actorserve.errors import ProtocolError
 from actorserve.wire.codec import MAX_FRAME_BYTES, decode, encode
-from actorserve.wire.envelope import ANY_INCARNATION, HeadReader, make_head
+from actorserve.wire.envelope import ANY_INCARNATION, HeadReader, make_bundle, make_head, messages_in
 from actorserve.wire.refusals import Refusals
-from actorserve.wire.trust import WRONG_MESSAGE, Trust
+from actorserve.wire.trust import WRONG_MESSAGE, Rights, Trust
 
 LOG_INTERVAL_S: Final = 1.0
 _MAX_SHOWN_CHARS: Final = 80
@@ -59,8 +59,11 @@ class Transport(Protocol):
         """Become this incarnation. Frames in flight to the old incarnation are dropped."""
         ...
 
-    def connect(self, peer: Peer, address: str) -> bool:
-        """Connect to ``peer`` (incarnation 0: any incarnation). False if the address cannot be used."""
+    def connect(self, peer: Peer, address: str, *, takes_bundles: bool = False) -> bool:
+        """Connect to ``peer`` (incarnation 0: any incarnation). False if the address cannot be used.
+
+        If it ``takes_bundles``, messages to it after the first of each turn of the event loop may share a frame.
+        """
         ...
 
     def disconnect(self, peer: Peer) -> None:
@@ -68,7 +71,10 @@ class Transport(Protocol):
         ...
 
     def send(self, peer: Peer, message: Message) -> bool:
-        """Queue ``message``. False, and counted, if it is too large, the queue is full, or there is no link."""
+        """Queue ``message``. False, and counted, if it is too large, the queue is full, or there is no link.
+
+        A full queue is only counted if the message shares a frame.
+        """
         ...
 
     def take(self, limit: int = 256) -> list[tuple[Peer, Message]]:
@@ -131,54 +137,73 @@ class Framing:
     def forget(self, peer: Peer) -> None:
         self._heads.pop(peer, None)
 
-    def pack(self, peer: Peer, message: Message) -> bytes | None:
-        """The frame that carries ``message`` to ``peer``; None (and counted) when it would be too large."""
-        head = self._heads.get(peer)
-        if head is None:
-            head = self._heads[peer] = make_head(self.me, peer)
+    def encode(self, peer: Peer, message: Message) -> bytes | None:
+        """The bytes of ``message`` to ``peer``; None (and counted) when its frame would be too large."""
         if message is not self._last:
             self._last_body = encode(message)
             self._last = message
-        frame = head + self._last_body
-        if len(frame) > self.limits.max_frame_bytes:
-            self.counter.drop("oversize", f"{type(message).__name__} of {len(frame)} bytes to {peer.name}")
+        num_bytes = len(self._head(peer)) + len(self._last_body)
+        if num_bytes > self.limits.max_frame_bytes:
+            self.counter.drop("oversize", f"{type(message).__name__} of {num_bytes} bytes to {peer.name}")
             return None
-        return frame
+        return self._last_body
 
-    def unpack(self, frame: bytes, key: str = "") -> tuple[Peer, Message] | None:
-        """Sender and message; None (and counted) when the frame is not for us, malformed, or not allowed for ``key``,
-        the public key of the connection.
+    def pack(self, peer: Peer, bodies: Sequence[bytes]) -> bytes:
+        """The frame that carries encoded messages to ``peer``. Several must fit into a bundle."""
+        head = self._head(peer)
+        return head + bodies[0] if len(bodies) == 1 else make_bundle(head, bodies)
+
+    def unpack(self, frame: bytes, key: str = "") -> list[tuple[Peer, Message]]:
+        """The messages in a frame, with their sender. Those that are not for us, malformed, or not allowed for ``key``,
+        the public key of the connection, are counted and left out.
         """
         if len(frame) > self.limits.max_frame_bytes:
             self.counter.drop("oversize", f"{len(frame)} bytes arrived")
-            return None
+            return []
         try:
             sender, target, body_at = self._reader.read(frame)
+            bodies = messages_in(frame, body_at)
         except ProtocolError as error:
             self.counter.drop("malformed envelope", str(error))
-            return None
-        trust = self._trust
-        if trust is not None:
-            refusal = trust.sender_refusal(key, sender.name)
-            if refusal is not None:
-                self.refusals.refuse(refusal, key, f"a frame of {sender.name[:_MAX_SHOWN_CHARS]!r}")
-                return None
+            return []
+        rights = None if self._trust is None else self._trust.rights_of(key, sender.name)
+        if rights is not None and rights.refusal is not None:
+            self.refusals.refuse(rights.refusal, key, f"a frame of {sender.name[:_MAX_SHOWN_CHARS]!r}")
+            return []
         if target.name != self.me.name or target.incarnation not in (self.me.incarnation, ANY_INCARNATION):
             self.counter.drop("wrong target", f"{sender.name} wrote to {target.name} {target.incarnation}")
-            return None
+            return []
+        is_for_any = target.incarnation == ANY_INCARNATION
+        messages = [
+            (sender, message)
+            for body in bodies
+            if (message := self._decoded(body, sender, rights, key, is_for_any)) is not None
+        ]
+        self.counter.counts["received"] += len(messages)
+        return messages
+
+    def _head(self, peer: Peer) -> bytes:
+        head = self._heads.get(peer)
+        if head is None:
+            head = self._heads[peer] = make_head(self.me, peer)
+        return head
+
+    def _decoded(
+        self, body: memoryview, sender: Peer, rights: Rights | None, key: str, is_for_any: bool
+    ) -> Message | None:
+        """The message in ``body``; None (and counted) when it is malformed, or not allowed."""
         try:
-            message = decode(memoryview(frame)[body_at:])
+            message = decode(body)
         except ProtocolError as error:
             self.counter.drop("malformed message", f"from {sender.name}: {error}")
             return None
-        if trust is not None and not trust.may_send(key, sender.name, type(message)):
+        if rights is not None and type(message) not in rights.messages:
             self.refusals.refuse(WRONG_MESSAGE, key, f"{type(message).__name__} of {sender.name}")
             return None
-        if target.incarnation == ANY_INCARNATION and type(message) is not Hello:
+        if is_for_any and type(message) is not Hello:
             self.counter.drop("wrong target", f"{sender.name} sent {type(message).__name__} without an incarnation")
             return None
-        self.counter.counts["received"] += 1
-        return sender, message
+        return message
 
 
 class Inbox:

@@ -175,50 +175,43 @@ class Trust:
 
     def check_own(self, name: str) -> None:
         """Raises: TrustError unless our key pair is that of the host of the process called ``name``."""
-        refusal = self.sender_refusal(self.own.public_key, name)
+        refusal = self.rights_of(self.own.public_key, name).refusal
         if refusal is not None:
             raise TrustError(f"{name} cannot take part with the key pair of {self.own.public_key}: {refusal}")
 
-    def sender_refusal(self, public_key: str, sender: str) -> str | None:
-        """Why a frame with this key must not come from the process called ``sender``; None if it may."""
-        return self._look_up(public_key, sender).refusal
-
-    def may_send(self, public_key: str, sender: str, message: type[Message]) -> bool:
-        """Whether the process called ``sender``, with this key, may send messages of this type."""
-        return message in self._look_up(public_key, sender).messages
+    def rights_of(self, public_key: str, sender: str) -> "Rights":
+        """What the process called ``sender`` may send, if its frames come with this key."""
+        known = self._rights.get((public_key, sender))
+        if known is None:
+            if len(self._rights) >= _MAX_KNOWN_SENDERS:
+                self._rights.clear()
+            known = self._rights[public_key, sender] = self._judge(public_key, sender)
+        return known
 
     def _set(self, keys: PublicKeys) -> None:
         self._holders: Mapping[str, Holder] = MappingProxyType(keys.holders())
         self._keys = keys
-        self._senders: dict[tuple[str, str], _Sender] = {}  # by key and name of the process
+        self._rights: dict[tuple[str, str], Rights] = {}  # by key and name of the process
 
-    def _look_up(self, public_key: str, sender: str) -> "_Sender":
-        known = self._senders.get((public_key, sender))
-        if known is None:
-            if len(self._senders) >= _MAX_KNOWN_SENDERS:
-                self._senders.clear()
-            known = self._senders[public_key, sender] = self._judge(public_key, sender)
-        return known
-
-    def _judge(self, public_key: str, sender: str) -> "_Sender":
+    def _judge(self, public_key: str, sender: str) -> "Rights":
         holder = self._holders.get(public_key)
         if holder is None:
-            return _Sender(UNKNOWN_KEY)
+            return Rights(UNKNOWN_KEY)
         if holder.kind not in (HolderKind.HOST, HolderKind.ACTUATOR):
-            return _Sender(WRONG_KIND)
+            return Rights(WRONG_KIND)
         if sender != _COORDINATOR_NAME and _holder_name(sender) != holder.name:
-            return _Sender(WRONG_HOST)
+            return Rights(WRONG_HOST)
         role = role_of(sender)
         is_actuator = holder.kind is HolderKind.ACTUATOR
         if role is None or is_actuator is not (role is Role.POWER):
-            return _Sender(WRONG_ROLE)
+            return Rights(WRONG_ROLE)
         if not is_actuator and role not in self._keys.hosts[holder.name].roles:
-            return _Sender(WRONG_ROLE)
-        return _Sender(None, MESSAGES_OF[role])
+            return Rights(WRONG_ROLE)
+        return Rights(None, MESSAGES_OF[role])
 
 
-class _Sender(NamedTuple):
-    """A process as the keys see it: why it may send nothing, or what it may send."""
+class Rights(NamedTuple):
+    """What a process may send with a key: ``refusal`` says why it may send nothing; otherwise, it is None."""
 
     refusal: str | None
     messages: frozenset[type[Message]] = frozenset()

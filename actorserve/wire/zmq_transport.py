@@ -22,6 +22,7 @@ from actorserve.wire.trust import Trust
 _READ_BATCH: Final = 256
 _ASKED_FOR: Final = 2  # reads per turn that first ask the socket whether a frame has arrived
 _POLLIN: Final = int(zmq.POLLIN)  # an int, because & with the enum is slower than asking the socket
+_KEY_OF_SENDER: Final = b"User-Id"  # what the ZAP handler has answered; bytes, because pyzmq encodes a str each time
 _LINGER_MS: Final = 200  # after closing: time for a Goodbye to leave
 _RECONNECT_MS: Final = 50
 _RECONNECT_MAX_MS: Final = 200
@@ -158,6 +159,9 @@ class ZmqTransport(LinkedTransport[_Dealer]):
         link.socket.send(frame, zmq.NOBLOCK)
         return True
 
+    def _at_end_of_turn(self) -> None:
+        self._loop.call_soon(self._outbox.flush)
+
     def _follow_keys(self) -> None:
         """The keys have changed. Shut the links to processes whose hosts have another key now, or none."""
         if self._closed or self._trust is None:
@@ -216,6 +220,7 @@ class ZmqTransport(LinkedTransport[_Dealer]):
     def _fetch(self) -> None:
         """Read until nothing is left (the descriptor is edge-triggered), the inbox is full, or the turn is over."""
         router, messages, capacity = self._router, self._inbox.messages, self._framing.limits.receive_queue
+        end = len(messages) + _READ_BATCH  # a frame may hold many messages
         for number in range(_READ_BATCH):
             if len(messages) >= capacity:
                 self._stalled = True
@@ -227,17 +232,14 @@ class ZmqTransport(LinkedTransport[_Dealer]):
                 router.recv(zmq.NOBLOCK)  # ZeroMQ's own name of the sender, which is not used
             except zmq.Again:
                 return
-            key = ""
-            if self._is_guarded:
-                part = router.recv(zmq.NOBLOCK, copy=False)
-                frame, key = part.bytes, str(part.get("User-Id"))
-            else:
-                frame = router.recv(zmq.NOBLOCK)
-            if router.getsockopt(zmq.RCVMORE):
+            # A part that is not copied at first tells whether more follow, at a third of what asking the socket costs.
+            part = router.recv(zmq.NOBLOCK, copy=False)
+            if part.more:
                 num_parts = 1 + len(router.recv_multipart(zmq.NOBLOCK))
                 self._framing.counter.drop("malformed envelope", f"{num_parts} parts")
                 continue
-            unpacked = self._framing.unpack(frame, key)
-            if unpacked is not None:
-                messages.append(unpacked)
+            key = str(part.get(_KEY_OF_SENDER)) if self._is_guarded else ""
+            messages.extend(self._framing.unpack(part.bytes, key))
+            if len(messages) >= end:
+                break
         self._schedule_read()

@@ -73,7 +73,7 @@ def test_an_actuator_has_a_key_of_its_own(host: Host, tmp_path: Path) -> None:
 
 
 def knows_beta(trust: Trust) -> bool:
-    return trust.sender_refusal(PAIRS["beta"].public_key, "beta/worker-0") is None
+    return trust.rights_of(PAIRS["beta"].public_key, "beta/worker-0").refusal is None
 
 
 def test_roles_follow_from_what_runs_on_a_host(host: Host) -> None:
@@ -86,8 +86,8 @@ def test_roles_follow_from_what_runs_on_a_host(host: Host) -> None:
         "gamma": {Role.WORKER},
     }
     for name in ("coordinator", "alpha/coordinator"):
-        assert trust.sender_refusal(PAIRS["alpha"].public_key, name) is None
-        assert trust.sender_refusal(PAIRS["beta"].public_key, name) is not None
+        assert trust.rights_of(PAIRS["alpha"].public_key, name).refusal is None
+        assert trust.rights_of(PAIRS["beta"].public_key, name).refusal is not None
         assert trust.key_of_process(name) == PAIRS["alpha"].public_key
 
 
@@ -97,7 +97,7 @@ def test_a_removed_and_an_added_key_take_effect_at_a_reload(host: Host) -> None:
     assert knows_beta(trust)
     host.source.write_text(f'{WITHOUT_BETA}[operators]\nann = "{ANN.public_key}"\n')
     assert child.reloads.run() == ()
-    assert trust.sender_refusal(PAIRS["beta"].public_key, "beta/worker-0") == UNKNOWN_KEY
+    assert trust.rights_of(PAIRS["beta"].public_key, "beta/worker-0").refusal == UNKNOWN_KEY
     assert trust.holder_of(ANN.public_key) == Holder(HolderKind.OPERATOR, "ann")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import uvloop
 
 from actorserve.actors.cluster_actor import ClusterActor
@@ -19,6 +20,7 @@ from actorserve.cluster.network import LocalNetwork
 from actorserve.core.effects import Effect
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Message, Peer, PeerUp, Tick
 from actorserve.settings import ClusterSettings
+from actorserve.wire.envelope import ANY_INCARNATION
 from actorserve.wire.zmq_transport import ZmqTransport
 from tests.actors.cluster import EntryList, GreetingCore, role_of
 
@@ -164,3 +166,31 @@ def test_a_journal_tells_times_within_a_millisecond_apart() -> None:
         found = runner.run(ticks(Path(name)))
     assert all(now >= due for due, now in found)
     assert any(abs(1e3 * now - round(1e3 * now)) > 1e-3 for _, now in found)
+
+
+async def test_nodes_take_bundles_from_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node says in its Hello that it takes bundles, and sends bundles to the processes that say so."""
+    connected: dict[tuple[str, str], bool] = {}
+    connect = ZmqTransport.connect
+
+    def noting(self: ZmqTransport, peer: Peer, address: str, *, takes_bundles: bool = False) -> bool:
+        if peer.incarnation != ANY_INCARNATION:
+            connected[self.me.name, peer.name] = takes_bundles
+        return connect(self, peer, address, takes_bundles=takes_bundles)
+
+    monkeypatch.setattr(ZmqTransport, "connect", noting)
+    with tempfile.TemporaryDirectory(prefix="as-") as name:
+        os.chmod(name, 0o700)
+        network = LocalNetwork(Path(name))
+        async with asyncio.timeout(15), asyncio.TaskGroup() as group:
+            nodes = [
+                open_node(each, Hello(PROTOCOL_VERSION, role_of(each)), ClusterSettings(), network) for each in (C, G)
+            ]
+            actors = [ClusterActor(GreetingCore(), node) for node in nodes]
+            for actor in actors:
+                group.create_task(actor.run())
+            while not all(actor.peers for actor in actors):  # noqa: ASYNC110 -- it waits for the states of two actors
+                await asyncio.sleep(0.005)
+            for actor in actors:
+                actor.stop()
+    assert connected == {(C, G): True, (G, C): True}

@@ -12,7 +12,7 @@ from actorserve.core.messages import Drain, Heartbeat, Hello, Message, Peer, Rol
 from actorserve.errors import ActorserveError
 from actorserve.wire.codec import encode
 from actorserve.wire.curve.sockets import connect_with_curve
-from actorserve.wire.envelope import make_head
+from actorserve.wire.envelope import make_bundle, make_head
 from actorserve.wire.trust import HostKey, KeyPair, PublicKeys, Trust
 from actorserve.wire.zmq_transport import ZmqTransport
 from tests.wire.keys import make_pair
@@ -138,6 +138,22 @@ async def test_a_worker_cannot_send_the_coordinators_messages(net: Net, caplog: 
     await _works(b, a)
     assert a.counts["refused: message not allowed for the role"] == 1
     assert _lines(caplog, "refused Drain of beta/worker-0") == 1
+
+
+async def test_every_message_of_a_bundle_is_checked(net: Net) -> None:
+    """Of a bundle, messages that the role may not send are refused, and the others arrive; a bundle in another host's
+    name is refused whole.
+    """
+    a, b = net.open(A, ALPHA), net.open(B, BETA)
+    raw = net.raw(a.address, BETA, ALPHA.public_key)
+    messages = [encode(message) for message in (Heartbeat(), Drain(), HELLO)]
+    raw.send(make_bundle(make_head(Peer("alpha/worker-0", 1), A), messages))
+    raw.send(make_bundle(make_head(B, A), messages))
+    assert [await _take(a), await _take(a)] == [(B, Heartbeat()), (B, HELLO)]
+    await _works(b, a)
+    assert a.counts["refused: another host's name"] == 1
+    assert a.counts["refused: message not allowed for the role"] == 1
+    assert a.counts["received"] == 3
 
 
 @pytest.mark.parametrize(("own", "name"), [(ANN, "ann"), (EVE, "eve")])

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ import zmq
 from actorserve.core.messages import Hello, Message, Peer, Release, RequestSpec, Role, SamplingParams, Start, Unplace
 from actorserve.errors import ActorserveError
 from actorserve.wire.codec import encode
-from actorserve.wire.envelope import make_head
+from actorserve.wire.envelope import MAX_BUNDLE_BYTES, MAX_BUNDLE_MESSAGES, make_bundle, make_head
+from actorserve.wire.links import Link
 from actorserve.wire.memory_transport import Hub, MemoryTransport
 from actorserve.wire.transport import Transport, TransportLimits
 from actorserve.wire.trust import HostKey, PublicKeys, Trust
@@ -311,6 +313,10 @@ async def test_garbage_frames_are_counted_and_ignored(net: Net, caplog: pytest.L
         [head + good + b"\x00"],
         [head + good, b"another part"],
         [b"x"] * 50,
+        [make_bundle(head, [good, good])[:-1]],
+        [make_bundle(head, [good]) + b"\0\0"],
+        [make_bundle(head, [good] * (MAX_BUNDLE_MESSAGES + 1))],
+        [make_bundle(head, [b"", b"\xc3"])],
     ]
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context, context.socket(zmq.DEALER) as raw:
@@ -325,9 +331,10 @@ async def test_garbage_frames_are_counted_and_ignored(net: Net, caplog: pytest.L
             stream = socket.create_connection(("127.0.0.1", int(b.address.rpartition(":")[2])))
         with stream:
             stream.sendall(b"GET / HTTP/1.1\r\n\r\n" + b"\xff" * 1000)
-            await _until(lambda: sum(n for k, n in b.counts.items() if k.startswith("dropped")) == len(garbage), b)
-    assert b.counts["dropped: malformed envelope"] == 8
-    assert b.counts["dropped: malformed message"] == 3
+            # The last bundle holds two messages, and both are none.
+            await _until(lambda: sum(n for k, n in b.counts.items() if k.startswith("dropped")) == len(garbage) + 1, b)
+    assert b.counts["dropped: malformed envelope"] == 11
+    assert b.counts["dropped: malformed message"] == 5
     assert len([record for record in caplog.records if record.name == "actorserve.wire"]) == 1
     assert a.send(_B, Unplace("good", 1))
     assert await _take(b) == [(_A, Unplace("good", 1))]
@@ -370,3 +377,85 @@ async def test_a_message_for_several_peers_arrives_at_all(net: Net) -> None:
         assert a.send(peer, same)
     for transport in (b, c):
         assert [message for _, message in await _take(transport, 3)] == [same, Unplace("other", 2), same]
+
+
+def _bundling_pair(net: Net, limits: TransportLimits | None = None) -> tuple[Transport, Transport]:
+    a, b = _pair(net, limits)
+    assert a.connect(_B, b.address, takes_bundles=True)
+    return a, b
+
+
+async def test_messages_of_one_turn_arrive_in_order(net: Net) -> None:
+    """To a peer that takes bundles, too, messages of any size and number arrive once each, in the order sent."""
+    a, b = _bundling_pair(net)
+    long = "x" * 1000
+    sent: list[Message] = [Unplace(long if i % 3 else "r", i) for i in range(2000)]
+    for turn in range(4):
+        for message in sent[turn * 500 : (turn + 1) * 500]:
+            assert a.send(_B, message)
+        await asyncio.sleep(0)
+    assert await _take(b, 2000) == [(_A, message) for message in sent]
+    assert (a.counts["sent"], b.counts["received"]) == (2000, 2000)
+
+
+async def test_what_waits_leaves_before_a_link_ends(net: Net) -> None:
+    """Messages that were sent before a disconnect or a close arrive."""
+    a, b = _pair(net)
+    for end in (partial(a.disconnect, _B), a.close):
+        assert a.connect(_B, b.address, takes_bundles=True)
+        assert a.send(_B, _HELLO)
+        assert await _take(b) == [(_A, _HELLO)], "the connection stands"
+        for i in range(3):
+            assert a.send(_B, Unplace("r", i))
+        end()
+        assert await _take(b, 3) == [(_A, Unplace("r", i)) for i in range(3)]
+
+
+async def test_what_waits_is_of_the_incarnation_that_sent_it(net: Net) -> None:
+    """Messages that were sent before a rejoin come from the old incarnation, and later ones from the new."""
+    a, b = _bundling_pair(net)
+    for i in range(3):
+        assert a.send(_B, Unplace("old", i))
+    a.reincarnate(7)
+    for i in range(3):
+        assert a.send(_B, Unplace("new", i))
+    new = _A._replace(incarnation=7)
+    expected = [(_A, Unplace("old", i)) for i in range(3)] + [(new, Unplace("new", i)) for i in range(3)]
+    assert await _take(b, 6) == expected
+
+
+@pytest.mark.parametrize("net", ["ipc", "tcp", "curve"], indirect=True)
+async def test_messages_that_wait_are_counted_when_the_queue_is_full(net: Net) -> None:
+    """What finds a full queue at the end of the turn is lost and counted; the rest arrives."""
+    a = net.open(_A, net.new_address("a"), TransportLimits(send_queue=2))
+    address = net.new_address("b")
+    assert a.connect(_B, address, takes_bundles=True)
+    while not a.counts["dropped: queue full"]:
+        a.send(_B, Unplace("first of its turn", 1))
+        assert a.send(_B, Unplace("waits", 1))
+        assert a.send(_B, Unplace("waits", 2))
+        await asyncio.sleep(0)
+    assert a.counts["dropped: queue full"] in (2, 3)
+    b = net.open(_B, address)
+    assert len(await _take(b, a.counts["sent"])) == a.counts["sent"]
+
+
+@pytest.mark.parametrize(("takes_bundles", "num_frames"), [(False, 1000), (True, 5)])
+async def test_only_peers_that_take_bundles_get_them(
+    net: Net, monkeypatch: pytest.MonkeyPatch, takes_bundles: bool, num_frames: int
+) -> None:
+    """A thousand messages of one turn are a thousand frames, or one and then full bundles."""
+    a = net.open(_A, net.new_address("a"))
+    frames: list[bytes] = []
+
+    def put(link: Link, frame: bytes) -> bool:
+        frames.append(frame)
+        return True
+
+    monkeypatch.setattr(a, "_put", put)
+    assert a.connect(_B, net.new_address("b"), takes_bundles=takes_bundles)
+    for i in range(1000):
+        assert a.send(_B, Unplace("r", i))
+    await asyncio.sleep(0)
+    assert len(frames) == (1000 if net.kind == "memory" else num_frames)
+    assert max(map(len, frames)) <= MAX_BUNDLE_BYTES

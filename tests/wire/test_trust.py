@@ -99,7 +99,7 @@ def test_a_name_tells_its_role(name: str, role: Role | None) -> None:
 )
 def test_a_sender_is_judged_by_its_key(key: KeyPair, sender: str, refusal: str | None) -> None:
     """A process may only have a name of its key's host, with a role that is allowed there."""
-    assert Trust(ALPHA, KEYS).sender_refusal(key.public_key, sender) == refusal
+    assert Trust(ALPHA, KEYS).rights_of(key.public_key, sender).refusal == refusal
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_a_role_may_send_its_messages_alone(
     key: KeyPair, sender: str, may: tuple[type, ...], may_not: tuple[type, ...]
 ) -> None:
     """A worker sends no coordinator's message, a gateway no worker's, and a viewer's key none of them."""
-    trust = Trust(ALPHA, KEYS)
-    assert all(trust.may_send(key.public_key, sender, message) for message in may)
-    assert not any(trust.may_send(key.public_key, sender, message) for message in may_not)
+    rights = Trust(ALPHA, KEYS).rights_of(key.public_key, sender)
+    assert rights.messages.issuperset(may)
+    assert rights.messages.isdisjoint(may_not)
 
 
 def test_keys_are_looked_up() -> None:
@@ -140,14 +140,14 @@ def test_replaced_keys_count_at_once() -> None:
     """After a replacement, a removed key is unknown and an added one counts, also where it was asked about before."""
     trust, told = Trust(ALPHA, KEYS), []
     trust.on_change(lambda: told.append(trust.keys))
-    assert trust.sender_refusal(BETA.public_key, "beta/worker-0") is None
-    assert trust.sender_refusal(STRANGER.public_key, "gamma/worker-0") == UNKNOWN_KEY
+    assert trust.rights_of(BETA.public_key, "beta/worker-0").refusal is None
+    assert trust.rights_of(STRANGER.public_key, "gamma/worker-0").refusal == UNKNOWN_KEY
     new = PublicKeys({"alpha": HostKey(ALPHA.public_key), "gamma": HostKey(STRANGER.public_key)})
     trust.replace(new)
     assert told == [new]
-    assert trust.sender_refusal(BETA.public_key, "beta/worker-0") == UNKNOWN_KEY
-    assert trust.sender_refusal(STRANGER.public_key, "gamma/worker-0") is None
-    assert not trust.may_send(BETA.public_key, "beta/worker-0", Tokens)
+    assert trust.rights_of(BETA.public_key, "beta/worker-0").refusal == UNKNOWN_KEY
+    assert trust.rights_of(STRANGER.public_key, "gamma/worker-0").refusal is None
+    assert Tokens not in trust.rights_of(BETA.public_key, "beta/worker-0").messages
 
 
 def test_a_process_needs_the_key_pair_of_its_host() -> None:

@@ -87,7 +87,7 @@ def test_new_fields_at_their_defaults_are_not_sent() -> None:
 
 def test_a_frame_of_the_next_version_is_read() -> None:
     """Fields that the next version has added are ignored, in a message and in its parts."""
-    hello = m.Hello(16, m.Role.WORKER, "a", m.WorkerInfo("kind", m.ModelInfo("m", 10, 10)), 7, "lab", "x", "y")
+    hello = m.Hello(16, m.Role.WORKER, "a", m.WorkerInfo("kind", m.ModelInfo("m", 10, 10)), 7, "lab", "x", "y", True)
     values = msgpack.unpackb(encode(hello))
     values[4][1] += ["a new field", [1, 2]]
     assert decode(msgpack.packb([*values, 3.5, ["new"]])) == hello

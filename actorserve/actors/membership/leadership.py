@@ -66,15 +66,24 @@ class Leadership(Protocol):
 
 class FollowerSide:
     """The side of a gateway or worker. ``sent`` is told of every peer that we sent a message to, and ``ask`` looks for
-    a new incarnation of a coordinator.
+    a new incarnation of a coordinator. A process that ``does_without`` a coordinator, as gateways do, takes one for
+    down long before its silence counts as death.
     """
 
     introduces = False
 
-    def __init__(self, links: Links, sent: Callable[[Peer, float], None], ask: Callable[[Peer], None]) -> None:
+    def __init__(
+        self,
+        links: Links,
+        sent: Callable[[Peer, float], None],
+        ask: Callable[[Peer], None],
+        *,
+        does_without: bool = False,
+    ) -> None:
         self._links = links
         self._sent = sent
         self._ask = ask
+        self._does_without = does_without
         self._follower = Follower()
         self._coordinators: set[Peer] = set()  # to which there are links
         self._obeyed: Peer | None = None
@@ -122,11 +131,18 @@ class FollowerSide:
         return self._follower.next_deadline()
 
     def tick(self, now: float, *, is_behind: bool) -> list[Change]:
-        if self._follower.tick(now, is_behind=is_behind):
-            self._testify(self._coordinators, now)
-            if self._obeyed is not None:
-                self._ask(self._obeyed)
-        return []
+        if not self._follower.tick(now, is_behind=is_behind):
+            return []
+        self._testify(self._coordinators, now)
+        silent = self._follower.coordinator
+        if silent is not None and silent in self._coordinators:
+            self._ask(silent)
+        if self._obeyed is None or self._follower.is_patient or not self._does_without:
+            return []
+        _log.warning(
+            "%s does without a coordinator, because it does not hear %s", self._links.me.name, self._obeyed.name
+        )
+        return self._obey(None)
 
     def reset(self, now: float) -> None:
         self._coordinators.clear()

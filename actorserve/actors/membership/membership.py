@@ -84,7 +84,8 @@ class Membership:
             order = Order(list(self._coordinators).index(links.me.name), len(self._coordinators))
             self._leadership = CoordinatorSide(links, self.sent, order, times.takeover_after_s)
         else:
-            self._leadership = FollowerSide(links, self.sent, self._ask_again)
+            does_without = hello.role is Role.GATEWAY
+            self._leadership = FollowerSide(links, self.sent, self._ask_again, does_without=does_without)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -214,7 +215,7 @@ class Membership:
         if sender.name not in self._names and len(self._names) >= MAX_PEERS:
             self.counts["too many peers"] += 1
             return []
-        if not self._links.connect(sender, hello.address):
+        if not self._links.connect(sender, hello.address, takes_bundles=hello.takes_bundles):
             self.counts["hello with an unusable address"] += 1
             return []
         if hello.answers == _ANY and not self._answer(sender, now):

@@ -14,7 +14,8 @@ A follower that knows term u, in which coordinator c serves, gets Serving(t) fro
     if t = u and d = c:     it still hears c, and tells the other coordinators: Following(u, c, hears).
     otherwise:              it ignores d, and answers: Following(u, c, hears or not).
 It no longer hears c after LIMIT intervals without Serving(u), or when c counts as dead. It then tells all coordinators
-again and again: Following(u, c, not hears).
+again and again: Following(u, c, not hears). If no coordinator has taken over PATIENCE intervals later, a gateway does
+without one, until it gets the next Serving that it obeys.
 
 A coordinator Ci gets Following(u, c, hears):
     if Ci serves in t, and u >= t, and c is not Ci:  it stands by, and forgets all that it has learned.
@@ -48,6 +49,7 @@ from actorserve.core.messages import Following, Peer, Serving
 
 MAX_COORDINATORS: Final = 10
 LIMIT: Final = 4  # intervals without a Serving, after which a follower no longer hears its coordinator
+PATIENCE: Final = 3  # further intervals, in which another coordinator would have taken over
 _SERVINGS_PER_S: Final = 2000.0  # sent by a coordinator; sending all of them takes some percent of a core
 _MAX_TERM: Final = 2**62  # no correct process reaches it, and the wire can carry larger numbers
 _BOUNDS_S: Final = (0.001, 60.0)  # of the interval that a coordinator may announce
@@ -87,6 +89,11 @@ class Follower:
             return False
         self.hears = False
         return True
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether the coordinator may only be late, or another one about to take over."""
+        return self._num_missed < LIMIT + PATIENCE
 
     def next_deadline(self) -> float:
         return self._look_at

@@ -10,6 +10,7 @@ class Hello:
 
     ``answers`` is the incarnation of the receiver whose Hello this one answers; 0 asks for an answer. ``cluster_id``
     is empty in a cluster of one host. The digests of the model and of its tokenizer are empty if the sender has none.
+    ``takes_bundles``: it reads frames of several messages.
     """
 
     protocol_version: int
@@ -20,6 +21,7 @@ class Hello:
     cluster_id: str = ""
     model_digest: str = ""
     tokenizer_digest: str = ""
+    takes_bundles: bool = False
 
 
 @value

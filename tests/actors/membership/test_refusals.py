@@ -136,7 +136,7 @@ class _CountingLinks:
     def reincarnate(self, incarnation: int) -> None:
         """Not needed here."""
 
-    def connect(self, peer: Peer, address: str) -> bool:
+    def connect(self, peer: Peer, address: str, *, takes_bundles: bool = False) -> bool:
         self.open.add(peer)
         return True
 

@@ -66,7 +66,8 @@ class _Process:
 
     def _obeys(self, term: int, coordinator: Peer) -> None:
         assert len([peer for peer in self.up if peer.name in COORDINATORS]) == 1, "it obeys one coordinator"
-        assert term > self.newest[0], "it never obeys an older term again, and a term has one coordinator"
+        is_again = self.me.name == G and (term, coordinator) == self.newest  # after it was silent for long
+        assert is_again or term > self.newest[0], "it obeys no older term again, and a term has one coordinator"
         assert COORDINATORS.index(coordinator.name) == term % MAX_COORDINATORS
         self.newest = (term, coordinator)
 
@@ -85,7 +86,7 @@ class _Links:
     def reincarnate(self, incarnation: int) -> None:
         raise NotImplementedError
 
-    def connect(self, peer: Peer, address: str) -> bool:
+    def connect(self, peer: Peer, address: str, *, takes_bundles: bool = False) -> bool:
         raise NotImplementedError
 
     def disconnect(self, peer: Peer) -> None:
@@ -115,7 +116,7 @@ class _World:
                 order = Order(self._coordinators.index(name), len(self._coordinators))
                 side = CoordinatorSide(links, lambda peer, now: None, order, TAKEOVER_S)
             else:
-                side = FollowerSide(links, lambda peer, now: None, lambda peer: None)
+                side = FollowerSide(links, lambda peer, now: None, lambda peer: None, does_without=name == G)
             side.reset(self.now)
             process = self.processes[name] = _Process(me, side, heartbeat_at=self.now + HEARTBEAT_S)
             for other in self.processes.values():
@@ -405,3 +406,40 @@ def test_whatever_happens_one_serves_in_the_end(  # type: ignore[no-untyped-def]
     world.run(20.0)
     assert world.problems() == []
     assert len(world.takeovers) == num_takeovers
+
+
+def test_a_gateway_does_without_a_silent_coordinator() -> None:
+    """A gateway is without a dead coordinator, if it was the only one, before a second is over; a worker later."""
+    world = _started(A, G, W, count=1)
+    world.kill(A)
+    world.run(1.4 * TAKEOVER_S)
+    assert world.obeyed() == {G: A, W: A}
+    world.run(0.4 * TAKEOVER_S)
+    assert world.obeyed() == {G: "", W: A}
+    world.run(DEATH_S)
+    assert world.obeyed() == {G: "", W: ""}
+    world.start(A)
+    world.run(BOUND_S)
+    assert world.problems() == []
+
+
+def test_a_gateway_obeys_a_coordinator_that_was_silent() -> None:
+    """A coordinator that pauses for a second is obeyed again by the gateway that did without it, in the same term."""
+    world = _started(A, G, W, count=1)
+    term = world.processes[A].term
+    world.pause(A, 1.0)
+    world.run(0.9)
+    assert world.obeyed() == {G: "", W: A}
+    world.run(0.3)
+    assert world.problems() == []
+    assert world.processes[A].term == term
+
+
+def test_a_gateway_with_another_coordinator_is_never_without_one() -> None:
+    """Another coordinator takes over before a gateway does without."""
+    world = _started(A, B, G, W)
+    world.kill(A)
+    for _ in range(100):
+        world.run(0.01)
+        assert world.obeyed()[G] in (A, B)
+    assert world.obeyed()[G] == B

@@ -38,11 +38,18 @@ def test_one_gateway_cannot_be_restarted_unnoticed() -> None:
 
 
 def test_restarts_are_compared_with_the_survivors() -> None:
-    """The P99 of each phase is divided by that of the survivors with all streams."""
-    phases = [
-        Phase("survivors alone", 1.0, 0.0, 3, 0, 0, (0.01, 0.01), 0.01),
-        Phase("each worker restarts", 1.0, 0.0, 3, 1, 2, (0.02, 0.02), 0.02),
-    ]
-    table = table_of(phases)
-    ratios = [row.cells[5] for row in table.rows]
-    assert [figure.median for figure in ratios if figure is not None] == [1.0, 2.0]
+    """The P99 of each phase, without and with loading, is divided by that of the same round's survivors with all
+    streams; medians over the rounds are shown.
+    """
+    phases = []
+    for number, (survivors_s, restart_s) in enumerate([(0.01, 0.02), (0.1, 0.1), (0.02, 0.06)]):
+        gaps, all_gaps = (restart_s, restart_s), (restart_s, restart_s, 4 * restart_s)
+        phases += [
+            Phase("survivors alone", number, 1.0, 0.0, 3, 0, 0, (survivors_s,), (survivors_s, 1.0)),
+            Phase("each worker restarts", number, 1.0, 0.0, 3, 1, 2, gaps, all_gaps),
+        ]
+    rows = {row.name: row.cells for row in table_of(phases).rows}
+    survivors, restarts = rows["survivors alone"], rows["each worker restarts"]
+    assert [None if cell is None else cell.median for cell in (survivors[5], restarts[5])] == [1.0, 2.0]
+    assert restarts[6] is not None
+    assert restarts[6].median == pytest.approx(2.0 * (1 + 3 * 0.98))

@@ -52,21 +52,21 @@ class _Transport:
     def reincarnate(self, incarnation: int) -> None:
         self._framing.reincarnate(incarnation)
 
-    def connect(self, peer: Peer, address: str) -> bool:
+    def connect(self, peer: Peer, address: str, *, takes_bundles: bool = False) -> bool:
         return True
 
     def disconnect(self, peer: Peer) -> None:
         self._framing.forget(peer)
 
     def send(self, peer: Peer, message: Message) -> bool:
-        frame = self._framing.pack(peer, message)
-        if frame is not None:
-            self.sent.append(frame)
-        return frame is not None
+        body = self._framing.encode(peer, message)
+        if body is not None:
+            self.sent.append(self._framing.pack(peer, [body]))
+        return body is not None
 
     def take(self, limit: int = 256) -> list[tuple[Peer, Message]]:
         frames = [self._frames.popleft() for _ in range(min(limit, len(self._frames)))]
-        return [unpacked for frame in frames if (unpacked := self._framing.unpack(frame)) is not None]
+        return [unpacked for frame in frames for unpacked in self._framing.unpack(frame)]
 
     def on_arrival(self, callback: Callable[[], None]) -> None:
         """Nothing waits, because the node takes frames at the steps of a virtual clock."""

@@ -101,7 +101,8 @@ class _Messages:
     async def _run(self) -> Rate:
         transport = ZmqTransport(GATEWAY, ANYWHERE, trust=Trust(HERE, KEYS) if self._keys == "with" else None)
         with peer_process("keys_peer", self._role, self._keys, transport.address) as process:
-            transport.connect(self._peer, await asyncio.to_thread(read_line, process))
+            address = await asyncio.to_thread(read_line, process)
+            transport.connect(self._peer, address, takes_bundles=True)
             try:
                 await self._measure(transport, process.pid, 0.2)  # the connection's handshake, and caches
                 return await self._measure(transport, process.pid, self._seconds)

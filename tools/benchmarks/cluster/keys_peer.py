@@ -27,7 +27,7 @@ BATCH = 16
 async def _answer(me: Peer, gateway_address: str, trust: Trust | None) -> None:
     """Print the address, and answer until stdin ends."""
     transport = ZmqTransport(me, ANYWHERE, trust=trust)
-    transport.connect(GATEWAY, gateway_address)
+    transport.connect(GATEWAY, gateway_address, takes_bundles=True)
     ids = tuple(f"request-{number}" for number in range(BATCH))
     tokens = Tokens(ids, (1,) * BATCH, (1000,) * BATCH, (50_000,) * BATCH)
 

@@ -1,8 +1,9 @@
 """``tools/bench rolling``: what clients see while all processes of a server are restarted, one after the other.
 
-Clients stream all the time. First one worker after the other is drained, and the survivors have all streams: that is
-what a restart must cost. Then an operator restarts each worker, the coordinator and each gateway. A process that loads
-takes the cores that the others need here, so gaps between tokens that overlap with loading are left out.
+Clients stream all the time. In each round, one worker after the other is first drained, and the survivors have all
+streams: that is what a restart must cost. Then an operator restarts each worker, the coordinator and each gateway. A
+process that loads takes the cores that the others need here, so the ITL is told without the gaps between tokens that
+overlap with loading, and with all of them. Ratios are those to the survivors of the same round.
 """
 
 import argparse
@@ -31,26 +32,34 @@ from tools.figures.figure import Column, Figure, FigureTable, Row
 from tools.figures.machine import machine_line, this_machine
 
 TITLE = "Clients of a server whose processes are restarted"
+_SURVIVORS = "survivors alone"
 _START_S = 120.0
 _POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What the clients saw in some time. ``gaps_s`` leaves out what overlaps with ``loading_s`` of the time."""
+    """What the clients saw in some time. ``gaps_s`` leaves out what overlaps with ``loading_s`` of the time;
+    ``all_gaps_s`` leaves out nothing.
+    """
 
     name: str
+    round: int
     duration_s: float
     loading_s: float
     num_answers: int
     num_failed: int
     num_different: int
     gaps_s: tuple[float, ...]
-    longest_s: float
+    all_gaps_s: tuple[float, ...]
 
     @property
     def p99_ms(self) -> float:
         return 1e3 * percentile(self.gaps_s, 99.0)
+
+    @property
+    def p99_with_loading_ms(self) -> float:
+        return 1e3 * percentile(self.all_gaps_s, 99.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=count, default=2, help="workers, at least 2 (%(default)s)")
     parser.add_argument("--gateways", type=count, default=2, help="gateways, at least 2 (%(default)s)")
     parser.add_argument("--seconds", type=positive, default=20.0, help="length of undisturbed windows (%(default)s)")
-    parser.add_argument("--rounds", type=count, default=1, help="rolling restarts (%(default)s)")
+    parser.add_argument("--rounds", type=count, default=1, help="medians are shown (%(default)s)")
     parser.add_argument("--engine", choices=("torch", "fake"), default="torch", help="fake: no model computes")
     add_model(parser)
     add_json(parser)
@@ -86,7 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
     for failure in bench.failures[:5]:
         say(console, failure)
     details = {
-        "phases": [asdict(phase) | {"gaps_s": len(phase.gaps_s)} for phase in bench.phases],
+        "phases": [
+            asdict(phase) | {"gaps_s": len(phase.gaps_s), "all_gaps_s": len(phase.all_gaps_s)} for phase in bench.phases
+        ],
         "failures": bench.failures,
         "model": arguments.model,
     }
@@ -118,16 +129,16 @@ class _Bench:
         await self._streams.learn()
         async with self._streams.running():
             await asyncio.sleep(self._arguments.seconds / 4)
-            await self._phase("all workers", lambda loading: asyncio.sleep(self._arguments.seconds))
-            await self._phase("survivors alone", self._survive)
-            for _ in range(self._arguments.rounds):
-                await self._phase("each worker restarts", self._restart_workers)
-                await self._phase("the coordinator restarts", self._restart_coordinator)
-                await self._phase("each gateway restarts", self._restart_gateways)
+            for number in range(self._arguments.rounds):
+                await self._phase(number, "all workers", lambda loading: asyncio.sleep(self._arguments.seconds))
+                await self._phase(number, _SURVIVORS, self._survive)
+                await self._phase(number, "each worker restarts", self._restart_workers)
+                await self._phase(number, "the coordinator restarts", self._restart_coordinator)
+                await self._phase(number, "each gateway restarts", self._restart_gateways)
         self.failures = self._streams.seen.failures
 
-    async def _phase(self, name: str, act: "Callable[[_Loading], Awaitable[None]]") -> None:
-        self._tell(name)
+    async def _phase(self, number: int, name: str, act: "Callable[[_Loading], Awaitable[None]]") -> None:
+        self._tell(f"round {number + 1}: {name}")
         seen, loading = self._streams.seen, _Loading()
         began_s = time.monotonic()
         before = (seen.num_answers, len(seen.failures), seen.num_different)
@@ -135,11 +146,11 @@ class _Bench:
         ended_s = time.monotonic()
         after = (seen.num_answers, len(seen.failures), seen.num_different)
         answers, failed, different = (new - old for new, old in zip(after, before, strict=True))
-        gaps = _gaps(seen, max(began_s, loading.counted_from_s), ended_s, loading)
+        gaps, all_gaps = _gaps(seen, began_s, ended_s, loading), _gaps(seen, began_s, ended_s, _Loading())
         if len(gaps) < 100:
             raise BenchError(f"{name}: only {len(gaps)} gaps between tokens were seen")
         self.phases.append(
-            Phase(name, ended_s - began_s, loading.total_s, answers, failed, different, tuple(gaps), max(gaps))
+            Phase(name, number, ended_s - began_s, loading.total_s, answers, failed, different, gaps, all_gaps)
         )
 
     async def _survive(self, loading: "_Loading") -> None:
@@ -217,7 +228,6 @@ class _Loading:
 
     def __init__(self) -> None:
         self.spans: list[tuple[float, float]] = []
-        self.counted_from_s = 0.0
 
     @property
     def total_s(self) -> float:
@@ -227,16 +237,18 @@ class _Loading:
         return any(gap[1] > begin_s and gap[0] < end_s for begin_s, end_s in self.spans)
 
 
-def _gaps(seen: Seen, began_s: float, ended_s: float, loading: _Loading) -> list[float]:
+def _gaps(seen: Seen, began_s: float, ended_s: float, loading: _Loading) -> tuple[float, ...]:
     """The gaps that end in this time and overlap with no loading, the shortest first."""
-    return sorted(
-        end - begin for begin, end in seen.gaps if began_s <= end <= ended_s and not loading.overlaps((begin, end))
+    return tuple(
+        sorted(
+            end - begin for begin, end in seen.gaps if began_s <= end <= ended_s and not loading.overlaps((begin, end))
+        )
     )
 
 
 def table_of(phases: list[Phase]) -> FigureTable:
-    """A row for each kind of phase."""
-    survivors = next(phase for phase in phases if phase.name == "survivors alone").p99_ms
+    """A row for each kind of phase. The survivors' moves, which are their loading, do not count for them."""
+    survivors = {phase.round: phase.p99_ms for phase in phases if phase.name == _SURVIVORS}
     columns = (
         Column("answers"),
         Column("failed requests"),
@@ -244,6 +256,7 @@ def table_of(phases: list[Phase]) -> FigureTable:
         Column("median ITL", "ms"),
         Column("P99 ITL", "ms"),
         Column("P99 over the survivors'", "x", 2),
+        Column("with loading, P99 over the survivors'", "x", 2),
         Column("longest gap", "ms"),
     )
     rows = []
@@ -255,8 +268,9 @@ def table_of(phases: list[Phase]) -> FigureTable:
             [float(phase.num_different) for phase in same],
             [1e3 * percentile(phase.gaps_s, 50.0) for phase in same],
             [phase.p99_ms for phase in same],
-            [phase.p99_ms / survivors for phase in same],
-            [1e3 * phase.longest_s for phase in same],
+            [phase.p99_ms / survivors[phase.round] for phase in same],
+            [phase.p99_with_loading_ms / survivors[phase.round] for phase in same],
+            [1e3 * phase.gaps_s[-1] for phase in same],
         )
         rows.append(Row(name, tuple(Figure.of(value) for value in values)))
     return FigureTable(TITLE, "meanwhile", columns, tuple(rows))

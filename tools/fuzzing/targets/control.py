@@ -18,7 +18,7 @@ from actorserve.core.messages import Message, Peer, Role
 from actorserve.errors import ProtocolError
 from actorserve.wire.codec import WIRE_TAGS, decode, encode
 from actorserve.wire.curve.sockets import connect_with_curve
-from actorserve.wire.envelope import ANY_INCARNATION, HeadReader, make_head
+from actorserve.wire.envelope import ANY_INCARNATION, HeadReader, make_bundle, make_head
 from actorserve.wire.senders import MESSAGES_OF
 from actorserve.wire.trust import KeyPair
 from tools.fuzzing.errors import BrokenServerError, FuzzError
@@ -241,6 +241,12 @@ class ControlTarget:
                 return [dice.choice(self._sent)]
             case 13 if dice.random() < 0.2:
                 return [make_head(stranger, peer._replace(incarnation=ANY_INCARNATION)) + _hello(dice)]
+            case 14:  # a bundle that is broken, or of a stranger
+                head = make_head(stranger, peer)
+                return [mutated(make_bundle(head, dice.choices(pools.strangers, k=dice.randint(1, 5))), dice)]
+            case 15:  # a bundle of which some messages are none
+                bodies = [*dice.choices(pools.ours, k=3), random_bytes(dice), dice.choice(BOMBS)]
+                return [make_bundle(make_head(insider.me, peer), dice.sample(bodies, len(bodies)))]
             case _:
                 frame = make_head(insider.me, peer) + dice.choice(pools.ours)
                 if len(self._sent) < _REPLAYED:
