@@ -8,9 +8,9 @@ How pressed a pool is, where 1 is what it is to bear:
 
 - prompts: the seconds of prompts that come in a second, and what waits, worked off within ``WINDOW_S``, over the
   instances, each busy for ``BUSY`` of its time. More would make queues, because prompts do not come evenly.
-- tokens: the time of an iteration beyond the shortest one, over what its target leaves for it, or the share of memory in
-  use over ``FULL``, whichever is more. Both count the requests that decode on drafted prompt instances as well, because
-  these found no place in the token pool.
+- tokens: the time of an iteration beyond the shortest one, over what its target leaves for it, or the share of memory
+  in use over ``FULL``, whichever is more. Both count the requests that decode on drafted prompt instances as well,
+  because these found no place in the token pool.
 
 Once in ``PERIOD_S`` the pool that is more pressed gets instances of the other one, unless it bears its load easily or
 the other one would then be more pressed than it. A change costs little: a token instance's requests move away while
