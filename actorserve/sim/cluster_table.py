@@ -52,7 +52,9 @@ class ScalingTable(Table, ScalingOptions):
     """How many instances there are."""
 
     group: str | None = Field(
-        None, description="the name of the group whose instances are started; default: the only one"
+        None,
+        description="the name of the group whose instances are started; default: the only one, or, if all groups have "
+        "different roles, the one with the new instance's role",
     )
     warm_up_s: float = Field(
         10.0, ge=0, le=MAX_S, description="time from the order to start an instance until it is up"
@@ -195,20 +197,25 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
         return (alike,)
 
     @property
-    def scaled_group(self) -> GroupTable:
-        """The group whose instances scaling starts."""
-        named = (group for group in self.all_groups if group.name == self.scaling.group)
-        return next(named, self.all_groups[0])
+    def scaled_groups(self) -> tuple[GroupTable, ...]:
+        """The groups whose instances scaling starts."""
+        named = tuple([group for group in self.all_groups if group.name == self.scaling.group])
+        return named or self.all_groups
+
+    def scaled_group(self, role: str | None) -> GroupTable:
+        """The group of an instance that scaling starts for this role; None: for no certain role."""
+        with_role = (group for group in self.scaled_groups if group.role == role)
+        return next(with_role, self.scaled_groups[0])
 
     def group_of(self, number: int) -> GroupTable:
-        """The group of worker ``number``. The first workers are those of the first group, and so on; the workers after
-        the last group are those that scaling starts.
+        """The group of worker ``number`` of those that run from the start. The first workers are those of the first
+        group, and so on.
         """
         for group in self.all_groups:
             if number < group.count:
                 return group
             number -= group.count
-        return self.scaled_group
+        raise ValueError(f"there are fewer workers at the start than worker-{number}")
 
     def num_blocks(self, group: GroupTable) -> int:
         """Blocks of the device memory of each of its instances."""
@@ -256,15 +263,15 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
             raise ValueError(f"scaling.group is {self.scaling.group[:60]!r}: expected one of {known}")
         if self.scaling.group is not None and self.scaling.max_workers is None:
             raise ValueError(f"scaling.group is {self.scaling.group!r}: expected only with scaling.max_workers")
-        if self.scaling.group is None and self.scaling.max_workers is not None and len(names) > 1:
-            raise ValueError(f"scaling.group is missing: expected one of {known}")
+        roles = {group.role for group in self.all_groups}
+        if self.scaling.group is None and self.scaling.max_workers is not None and len(names) > len(roles):
+            raise ValueError(f"scaling.group is missing: expected one of {known}, because groups have equal roles")
         return self
 
     @model_validator(mode="after")
     def _check_memory(self) -> Self:
-        num_blocks = max(0, (self.scaling.max_workers or 0) - self.num_workers) * self._num_all_blocks(
-            self.scaled_group
-        )
+        num_more = max(0, (self.scaling.max_workers or 0) - self.num_workers)
+        num_blocks = num_more * max([self._num_all_blocks(group) for group in self.scaled_groups])
         for place, group in enumerate(self.all_groups):
             key = f"groups.{place}." if self.groups else ""
             require_path(f"{key}profile", group.profile)

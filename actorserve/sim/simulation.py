@@ -28,6 +28,7 @@ from actorserve.core.messages import (
     CopyDone,
     CopyFailed,
     HandOver,
+    InstanceRole,
     KVAccess,
     LoadReport,
     Message,
@@ -104,6 +105,7 @@ class Simulation:
         self._token_gaps = TokenGaps()
         self._fragmentation: list[float] = []
         self._num_workers = config.cluster.num_workers  # all workers that were ever started or ordered
+        self._newcomers: dict[str, GroupTable] = {}  # the group of each worker that was ordered
         self._ordered_s: dict[str, float] = {}  # when each worker that is warming up was ordered
         self._network_s = config.cluster.network_s
         self._incarnations: dict[str, int] = {}
@@ -136,8 +138,8 @@ class Simulation:
             timeline.run_next()
         for process in list(self.processes.values()):
             self._count(process, ended_s)
-        for ordered_s in self._ordered_s.values():
-            self._lifetimes_s[self.config.cluster.scaled_group] += max(0.0, ended_s - ordered_s)
+        for name, ordered_s in self._ordered_s.items():
+            self._lifetimes_s[self._newcomers[name]] += max(0.0, ended_s - ordered_s)
         self._clients.tell_progress()
         return Results(
             self.outcomes,
@@ -236,8 +238,8 @@ class Simulation:
                 self._fetch(process, effect)
             case Meet(peer=peer):
                 self._at(self.now + 2 * self._network_s, self._introduce, process, peer)
-            case StartWorker():
-                self._order_worker()
+            case StartWorker(role=role):
+                self._order_worker(role)
             case Drained():
                 self._end(process, self._network_s)
 
@@ -293,7 +295,8 @@ class Simulation:
         )
 
     def _group_of(self, worker: Peer) -> GroupTable:
-        return self.config.cluster.group_of(int(worker.name.removeprefix("worker-")))
+        newcomers = self._newcomers.get(worker.name)
+        return newcomers or self.config.cluster.group_of(int(worker.name.removeprefix("worker-")))
 
     def _meet(self, process: Process, other: Process) -> None:
         worker = None
@@ -339,9 +342,10 @@ class Simulation:
             if process.peer in other.met:
                 self._at(self.now + notice_s, self._notice_death, other, process.peer)
 
-    def _order_worker(self) -> None:
+    def _order_worker(self, role: InstanceRole | None) -> None:
         name = f"worker-{self._num_workers}"
         self._num_workers += 1
+        self._newcomers[name] = self.config.cluster.scaled_group(role)
         self._ordered_s[name] = self.now
         self._at(self.now + self.config.cluster.scaling.warm_up_s, self._start, name)
 

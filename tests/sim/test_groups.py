@@ -8,6 +8,8 @@ import pytest
 
 from actorserve.errors import SimulationError
 from actorserve.sim.config import parse_run
+from actorserve.sim.results import Results
+from actorserve.sim.simulated_process import Process
 from actorserve.sim.simulation import Simulation
 from tests.sim.profiles import PROFILE
 from tests.sim.runs import BASE, run
@@ -29,12 +31,27 @@ def simulation(values: dict[str, Any]) -> Simulation:
 
 
 class Watched(Simulation):
-    """Remembers the memory of each worker that was started, in blocks."""
+    """Remembers the memory of each worker that was started, in blocks, and what it computed last."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         config = parse_run(values, "test")
         super().__init__(config, [PROFILE] * len(config.cluster.all_groups))
         self.sizes: dict[str, int] = {}
+        self.roles: dict[str, str] = {}  # the last role of each worker
+
+    def _end(self, process: Process, notice_s: float) -> None:
+        super()._end(process, notice_s)
+        self._note_role(process)
+
+    def run(self) -> Results:
+        results = super().run()
+        for process in self.processes.values():
+            self._note_role(process)
+        return results
+
+    def _note_role(self, process: Process) -> None:
+        if process.engine is not None:
+            self.roles[process.peer.name] = process.worker_core.role.value
 
     def _start(self, name: str) -> None:
         super()._start(name)
@@ -87,6 +104,27 @@ def test_scaling_starts_instances_of_the_named_group() -> None:
     made = Watched(values)
     made.run()
     assert made.sizes["worker-3"] == 100
+
+
+@pytest.mark.parametrize(("group", "num_blocks"), [(None, 20), ("large", 100)])
+def test_scaling_starts_instances_for_the_pool_that_is_short(group: str | None, num_blocks: int) -> None:
+    """Long prompts with short answers press the prompt pool. The worker that is ordered is one of that pool's machines,
+    unless a group is named, and it computes prompts whatever its group does.
+    """
+    scaling = {"group": group, "max_workers": 3, "min_workers": 2, "warm_up_s": 1.0, "hold_s": 1.0}
+    values = grouped(
+        {**SMALL, "count": 1, "role": "prompt"},
+        {**LARGE, "role": "token"},
+        num_requests=100,
+        cluster={"scaling": scaling, "round_s": 0.25},
+        arrivals={"rate_per_s": 1.2 / PROFILE.prefill(60)},
+        lengths={"prompt": 60, "output": 2},
+    )
+    made = Watched(values)
+    prompts = made.run().figures()
+    assert prompts["requests"]["completed"] == 100
+    assert made.sizes["worker-2"] == num_blocks
+    assert made.roles["worker-2"] == "prompt"
 
 
 def test_machines_cost_their_lifetimes() -> None:
