@@ -148,8 +148,8 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
     whole_prompts: bool = Field(
         False,
         description="whether a prompt is never cut, as in older schedulers: prompts share an iteration up to "
-        "max_batch_tokens, a longer prompt has one for itself, decodes get the tokens that they leave, and "
-        "tpot_target_s does not bound them",
+        "max_batch_tokens, a longer prompt has one for itself, decodes get the tokens that they leave, but wait for "
+        "promote_after_s at most, and tpot_target_s does not bound them",
     )
     report_changes: bool = Field(
         False,

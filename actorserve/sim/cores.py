@@ -36,7 +36,12 @@ def make_instance(cluster: ClusterTable, group: GroupTable, profile: Profile) ->
         cluster.num_host_blocks(group),
     )
     recipe = instance_recipe(cluster, sizes, profile, _TICKET_KEY, InstanceRole(group.role))
-    for_baselines = replace(recipe.config, whole_prompts=cluster.whole_prompts, report_changes=cluster.report_changes)
+    for_baselines = replace(
+        recipe.config,
+        whole_prompts=cluster.whole_prompts,
+        max_decode_wait_s=cluster.promote_after_s,
+        report_changes=cluster.report_changes,
+    )
     # A simulated request's max_tokens is its output's length, so no predictor here may be limited by it.
     error = cluster.length_error
     predictor: LengthPredictor = LearnedLengths() if error is None else KnownLengths(error)
