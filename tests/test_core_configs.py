@@ -46,6 +46,7 @@ from actorserve.options import (
 from actorserve.profile_files import load_power_curves, load_profile, save_profile
 from actorserve.settings import PowerSettings, Settings, load_settings
 from actorserve.sim.cluster_table import ClusterTable, LinksTable, MigrationTable, PoolsTable, ScalingTable
+from actorserve.sim.power.machine_power import PowerTable
 from actorserve.wire.recipes import parse_recipe, recipe_text
 from tests.sim.profiles import PROFILE
 from workers.engine_options import EngineOptions
@@ -350,10 +351,10 @@ def test_names_of_choices_are_those_of_the_core() -> None:
 def test_every_option_has_a_description() -> None:
     """Every option of a server's settings and of a simulated cluster has a description."""
     sections: list[type[BaseModel]] = [type(each) for _, each in Settings()]
-    sections += [ClusterTable, LinksTable, MigrationTable, PoolsTable, ScalingTable]
+    sections += [ClusterTable, LinksTable, MigrationTable, PoolsTable, PowerTable, ScalingTable]
     for section in sections:
         for name, field in section.model_fields.items():
-            if name not in ("migration", "pools", "scaling", "costs", "links"):
+            if name not in ("migration", "pools", "scaling", "costs", "links", "power"):
                 assert field.description, f"{section.__name__}.{name}"
 
 

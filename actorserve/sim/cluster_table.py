@@ -17,6 +17,7 @@ from actorserve.options import (
     ScalingOptions,
     SchedulingOptions,
 )
+from actorserve.sim.power.machine_power import PowerTable
 from actorserve.sim.step_costs import CostsTable
 from actorserve.sim.tables import Table
 from actorserve.sim.workload.traces import MAX_TRACE_TOKENS
@@ -35,6 +36,19 @@ Lengths = Annotated[str, BeforeValidator(lambda value: str(value) if type(value)
 
 def _times(curve: Curve, factor: float) -> Curve:
     return Curve(curve.xs, tuple([y * factor for y in curve.ys]))
+
+
+def slowed(profile: Profile, prefill_factor: float, decode_factor: float) -> Profile:
+    """The profile, with its iterations so many times as long."""
+    if prefill_factor == decode_factor == 1.0:
+        return profile
+    return replace(
+        profile,
+        prefill=_times(profile.prefill, prefill_factor),
+        prefill_context_s=profile.prefill_context_s * prefill_factor,
+        decode=_times(profile.decode, decode_factor),
+        decode_context=_times(profile.decode_context, decode_factor),
+    )
 
 
 def require_path(name: str, value: str) -> None:
@@ -97,18 +111,16 @@ class GroupTable(Table):
     watts: float | None = Field(None, ge=0, le=1e9, description="average power of a machine, in watts")
     prefill_factor: float = Field(1.0, ge=1, le=1000, description="factor on prompts' times, as of a power cap")
     decode_factor: float = Field(1.0, ge=1, le=1000, description="factor on decodes' times, as of a power cap")
+    cap: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="power cap at the start, as a share of watts, with the effect that power.curves say",
+    )
 
     def slowed(self, profile: Profile) -> Profile:
         """The profile, with its iterations as much longer as these factors say."""
-        if self.prefill_factor == self.decode_factor == 1.0:
-            return profile
-        return replace(
-            profile,
-            prefill=_times(profile.prefill, self.prefill_factor),
-            prefill_context_s=profile.prefill_context_s * self.prefill_factor,
-            decode=_times(profile.decode, self.decode_factor),
-            decode_context=_times(profile.decode_context, self.decode_factor),
-        )
+        return slowed(profile, self.prefill_factor, self.decode_factor)
 
 
 class ClusterTable(Table, SchedulingOptions, ClusterOptions):
@@ -131,6 +143,7 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
     scaling: ScalingTable = ScalingTable()
     costs: CostsTable = CostsTable()
     links: LinksTable = LinksTable()
+    power: PowerTable = PowerTable()
     max_context_tokens: int = Field(
         ge=2, le=MAX_TRACE_TOKENS, description="prompt and output of the longest request; longer ones are cut"
     )
@@ -253,6 +266,10 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
             if 0 < len(missing) < len(self.groups):
                 raise ValueError(f"groups.{missing[0]}.{name} is missing: expected it in all groups, or in none")
         for place, group in enumerate(self.all_groups):
+            if self.power.curves is None and group.cap is not None:
+                raise ValueError(f"groups.{place}.cap is {group.cap:g}: expected only with power.curves")
+            if self.power.curves is not None and not group.watts:
+                raise ValueError(f"groups.{place}.watts is missing: expected it with power.curves")
             if not self.costs.are_of_profile and self.costs.lookup_of(group.profile) is None:
                 raise ValueError(
                     f"costs.lookups has no table for the profile of group {place}, {group.profile[:60]!r}: expected "

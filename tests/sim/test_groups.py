@@ -62,7 +62,7 @@ class Watched(Simulation):
 def test_one_group_is_what_is_written_without_groups() -> None:
     """A cluster of one group gives the same results as the same instances written without groups."""
     alike = run({"num_requests": 30, "cluster": {"instances": 2, "kv_tokens": 80}}).figures()
-    assert simulation(grouped(SMALL, num_requests=30)).run().figures() == alike
+    assert simulation(grouped({**SMALL, "name": "all"}, num_requests=30)).run().figures() == alike
     assert alike["requests"]["completed"] == 30
 
 
@@ -148,7 +148,7 @@ def test_machines_cost_their_lifetimes() -> None:
         ([{**SMALL, "kv_tokens": 3}], {}, "cluster.groups.0.kv_tokens is 3: expected at least a block of 4"),
         ([SMALL, SMALL], {}, "cluster.groups.1.name is 'small': expected another name than those before it"),
         ([SMALL], {"profile": "sums"}, "cluster.profile is not expected together with groups"),
-        ([{**SMALL, "machines": 3}], {}, "cluster.groups.0.machines is unknown: expected cost_per_hour, count, "),
+        ([{**SMALL, "machines": 3}], {}, "cluster.groups.0.machines is unknown: expected cap, cost_per_hour, c"),
         ([SMALL, LARGE], {"scaling": {"max_workers": 4}}, "cluster.scaling.group is missing: expected one of small, "),
         (
             [SMALL, LARGE],

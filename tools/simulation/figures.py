@@ -6,11 +6,13 @@ from typing import Any, Final
 
 ROOTS: Final = (
     "classes",
+    "energy",
     "failovers",
     "fragmentation",
     "instances",
     "latency",
     "migration",
+    "occupancy",
     "preemption",
     "preemptions",
     "recovery_s",
@@ -47,6 +49,10 @@ _LATENCIES: Final = {
 _OTHERS: Final = {
     "rate_per_s": Label("Requests/s"),
     "failovers": Label("Requests that lost their worker"),
+    "energy.cap": Label("Mean cap, of full power", "%", 100.0),
+    "energy.power": Label("Mean power, of full power", "%", 100.0),
+    "energy.tokens_per_joule": Label("Output tokens per kJ", "", 1e3),
+    "energy.tokens_per_allowed_joule": Label("Output tokens per kJ that the caps allow", "", 1e3),
     "fragmentation.mean": Label("Mean fragmented memory", "%", 100.0),
     "fragmentation.p99": Label("P99 fragmented memory", "%", 100.0),
     "instances.mean": Label("Mean number of instances"),

@@ -89,7 +89,7 @@ class Cluster:
             tokens_per_block=1,
             num_preemptions=0,
             kv_needed_bytes=load.needed,
-            **fields,  # type: ignore[arg-type]
+            **fields,
         )
 
     def _take(self, effects: list[Effect]) -> None:

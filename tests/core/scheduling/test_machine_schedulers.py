@@ -4,6 +4,7 @@ What prompt instances do is in ``test_token_budget``, and what whole prompts cha
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -11,7 +12,7 @@ from actorserve.core.effects import Send, SwapOut
 from actorserve.core.messages import Attained, Copied, HandOver, InstanceRole, PeerUp, Role, Start
 from actorserve.core.scheduling.mlfq import SkipJoinMLFQ
 from actorserve.core.timing.step_times import StepTimes
-from tests.core.harness.driver import CONFIG, GATEWAY, PROFILE, Instance, migration_id, spec
+from tests.core.harness.driver import GATEWAY, PROFILE, Instance, migration_id, spec
 from tests.core.harness.source import INFO, SOURCE, D
 
 STEP_S = 0.01  # an iteration of decodes, and so the first quantum
@@ -86,6 +87,6 @@ def test_a_decode_that_prompts_keep_out_of_a_mixed_instance_gets_its_turn() -> N
         found.done(now=now, duration_s=STEP_S)
         if "decodes" in batch(found):
             served_s.append(now)
-    waits_s = [later - earlier for earlier, later in zip(served_s, served_s[1:], strict=False)]
+    waits_s = [later - earlier for earlier, later in pairwise(served_s)]
     assert 0.9 * promote_after_s < max(waits_s) < 1.2 * promote_after_s
     assert len(waits_s) >= 4

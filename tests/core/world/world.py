@@ -53,13 +53,13 @@ from actorserve.core.messages import (
     Transfer,
     WorkerInfo,
 )
+from tests.core.harness.driver import PROFILE
 from tests.core.world.at_rest import check_at_rest
 from tests.core.world.blocks import check_blocks
 from tests.core.world.engines import Engines
 from tests.core.world.kv_contents import check_copied_kv, check_stored_kv
 from tests.core.world.parts import (
     FIRST_COME_FIRST_SERVED,
-    PROFILE,
     RETRY_S as RETRY_S,
     STOP_TOKEN,
     Client as Client,
