@@ -74,18 +74,20 @@ _CLASSES: Final = {"-1": "high priority", "0": "normal priority", "1": "low prio
 
 def label_of(name: str, own: Mapping[str, str] | None = None) -> Label:
     """A figure's words and unit; ``own`` are an experiment's, and come first. A figure without words keeps its name."""
-    known: Label = _OTHERS.get(name) or _latency_label(name) or Label(name)
+    known: Label = _OTHERS.get(name) or _patterned_label(name) or Label(name)
     return Label(own[name], known.unit, known.scale) if own and name in own else known
 
 
-def _latency_label(name: str) -> Label | None:
+def _patterned_label(name: str) -> Label | None:
     match name.split("."):
+        case ["energy", "groups", group, "cap"]:
+            return Label(f"Mean cap of {group} machines", "%", 100.0)
         case ["slo", "slowdown", latency, statistic]:
             return Label(f"{statistic.upper()} {latency.upper()} slowdown", "x")
         case ["latency", latency, statistic] if latency in _LATENCIES:
             kind = _LATENCIES[latency]
             return Label(f"{'Mean' if statistic == 'mean' else statistic.upper()} {kind.text}", kind.unit, kind.scale)
-        case ["classes", priority, *rest] if (label := _latency_label(".".join(rest))) is not None:
+        case ["classes", priority, *rest] if (label := _patterned_label(".".join(rest))) is not None:
             which = _CLASSES.get(priority, f"priority {priority}")
             return Label(f"{label.text}, {which}", label.unit, label.scale)
     return None
