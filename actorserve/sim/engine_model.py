@@ -256,16 +256,14 @@ class EngineModel:
         self._costs = costs
 
     def count(self, flight: Flight, num_steps: int, num_tokens: int) -> None:
-        """The first steps of a flight have ended, and made ``num_tokens`` output tokens."""
-        sum_s = 0.0
-        for _, duration_s in flight.ends[:num_steps]:
+        """The first steps of a flight have ended, and each of them made ``num_tokens`` output tokens."""
+        num_prompt_tokens = sum([num_fed for num_fed, _ in flight.chunks])
+        num_in_batch = num_prompt_tokens + len(flight.request_ids) - len(flight.chunks)
+        for end_s, duration_s in flight.ends[:num_steps]:
             self.busy_s += duration_s
-            sum_s += duration_s
-        end_s, num_prompt_tokens = flight.ends[num_steps - 1][0], sum([num_fed for num_fed, _ in flight.chunks])
-        num_decodes = len(flight.request_ids) - len(flight.chunks)
-        self.occupancy.add(num_prompt_tokens + num_decodes, sum_s, end_s)
-        if self.power is not None:
-            self.power.add(num_prompt_tokens, num_tokens, sum_s, end_s)
+            self.occupancy.add(num_in_batch, duration_s, end_s)
+            if self.power is not None:
+                self.power.add(num_prompt_tokens, num_tokens, duration_s, end_s)
         self.num_steps += num_steps
         for _ in range(min(num_steps, len(self._noises))):
             self._noises.popleft()

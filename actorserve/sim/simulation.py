@@ -476,7 +476,7 @@ class Simulation:
         num_steps = 0 if flight is None else flight.num_ended(self.now)
         if flight is None or not num_steps:
             return
-        process.worker_engine.count(flight, num_steps, num_steps * len(flight.request_ids))
+        process.worker_engine.count(flight, num_steps, len(flight.request_ids))
         ends = flight.ends[:num_steps]
         self._token_gaps.on_iterations(process.peer, flight.request_ids, [end_s for end_s, _ in ends])
         flight.drop(num_steps)

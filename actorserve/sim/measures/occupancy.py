@@ -21,7 +21,7 @@ class Occupancy:
         self.alive_s = 0.0  # of the instances whose iterations these are
 
     def add(self, num_tokens: int, duration_s: float, end_s: float) -> None:
-        """Iterations of so many tokens each took ``duration_s`` together, and the last one ended at ``end_s``."""
+        """An iteration of so many tokens took ``duration_s``, and ended at ``end_s``."""
         if end_s > self.until_s:
             duration_s -= min(duration_s, end_s - self.until_s)
         if duration_s > 0.0:

@@ -145,14 +145,13 @@ class MachinePower:
         return self.full_watts * min(draw, self.cap)
 
     def add(self, num_prompt_tokens: int, num_tokens: int, duration_s: float, end_s: float) -> None:
-        """Iterations, each of so many tokens of prompts, took ``duration_s`` together, and the last one ended at
-        ``end_s``. They made ``num_tokens`` output tokens together.
+        """An iteration with so many tokens of prompts took ``duration_s``, and ended at ``end_s``, when it had made
+        ``num_tokens`` output tokens.
         """
         energy = self.energy
         if end_s > self._until_s:
-            counted_s = duration_s - min(duration_s, end_s - self._until_s)
-            num_tokens = round(num_tokens * counted_s / duration_s) if duration_s else 0
-            duration_s = counted_s
+            duration_s -= min(duration_s, end_s - self._until_s)
+            num_tokens = 0
         energy.num_tokens += num_tokens
         self._busy_s += duration_s
         if num_prompt_tokens:
