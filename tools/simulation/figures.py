@@ -63,6 +63,7 @@ _OTHERS: Final = {
     "migration.gap_s.p99": Label("P99 downtime of a migration", "ms", 1e3),
     "migration.gap_steps": Label("Downtime of a migration", "decode steps"),
     "preemption.requests_share": Label("Preempted requests", "%", 100.0),
+    "occupancy": Label("Tokens of iterations over time"),
     "recovery_s": Label("Recovery after the spike", "s"),
     "requests.completed": Label("Completed requests"),
     "slo.growth.e2e": Label("E2E slowdown's growth", "x"),
