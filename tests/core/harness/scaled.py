@@ -17,13 +17,15 @@ from actorserve.core.messages import (
     PeerUp,
     Role,
     SetRole,
+    Speed,
     Tick,
     WorkerInfo,
 )
 from actorserve.core.pools.config import PoolsConfig
-from tests.core.harness.coordinator import SPEED, handle_validated
+from tests.core.harness.coordinator import handle_validated
 from tests.core.harness.fleets import GATEWAY
 
+SPEED = Speed((100, 1000), (1.0, 10.0), 0.01)  # one second per hundred tokens
 TOTAL = 1000  # blocks of a token and a byte each
 CONFIG = ScalingConfig(max_workers=4, scale_out_below=20.0, scale_in_above=100.0, hold_s=2.0, start_timeout_s=30.0)
 

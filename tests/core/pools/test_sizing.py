@@ -127,9 +127,10 @@ def test_the_shortest_iteration_presses_nothing() -> None:
     fleet, known = fleet_of(views), InstanceSpeeds()
     for view in views:
         known.learn(view.peer, Speed((100, 1000), (1.0, 10.0), 0.09))
-    sizing = PoolSizing(PoolsConfig(follow_load=True, tpot_target_s=TPOT_TARGET_S), fleet, known)
-    sizing.on_place(views[0], 0, LONG_AGO_S)
-    sizing.on_place(views[0], int(0.75 * 100 * WINDOW_S), 0.0)
+    pressure = PoolPressure(PoolsConfig(follow_load=True, tpot_target_s=TPOT_TARGET_S), known)
+    sizing = PoolSizing(fleet, known, pressure)
+    pressure.on_place(views[0], 0, LONG_AGO_S)
+    pressure.on_place(views[0], int(0.75 * 100 * WINDOW_S), 0.0)
     assert [role.value for _, role in sizing.round(0.0)] == [PROMPT.value]
 
 
