@@ -2,9 +2,9 @@
 
 - Prompts: the seconds of prompts that come in a second, and what waits, worked off within ``WINDOW_S``, over the
   instances, each busy for ``BUSY`` of its time. More would make queues, because prompts do not come evenly.
-- Tokens: the time of an iteration beyond the shortest one, over what its target leaves for it, or the share of memory in
-  use over ``FULL``, whichever is more. Both count the requests that decode on drafted prompt instances as well, because
-  these found no place in the token pool.
+- Tokens: the time of an iteration beyond the shortest one, over what its target leaves for it, or the share of memory
+  in use over ``FULL``, whichever is more. Both count the requests that decode on drafted prompt instances as well,
+  because these found no place in the token pool.
 
 The sizes of the pools (``core.pools.sizing``) and the number of instances (``core.cluster.scaling``) follow it.
 """
