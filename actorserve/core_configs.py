@@ -178,6 +178,7 @@ def instance_config(
         layer_groups=sizes.layer_groups,
         max_batch_requests=limits.requests,
         max_batch_tokens=limits.tokens,
+        max_prompt_tokens=chosen.pools.max_prompt_tokens,
         load_report_s=cluster.load_report_s,
         retry_s=cluster.retry_s,
         tpot_target_s=workers.tpot_target_s,

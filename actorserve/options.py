@@ -288,6 +288,10 @@ class PoolsOptions(Options):
         default_of(PoolsConfig, "max_pending_tokens"),
         description="prompt tokens in the shortest queue above which a worker outside the prompt pool may help",
     )
+    max_prompt_tokens: Count = Field(
+        default_of(InstanceConfig, "max_prompt_tokens"),
+        description="maximum number of prompt tokens in an iteration of a prompt worker",
+    )
     hold_s: Period = Field(
         default_of(PoolsConfig, "hold_s"),
         description="how long a worker that helps another pool does so at least",

@@ -46,6 +46,7 @@ from actorserve.options import (
 from actorserve.profile_files import load_power_curves, load_profile, save_profile
 from actorserve.settings import PowerSettings, Settings, load_settings
 from actorserve.sim.cluster_table import ClusterTable, LinksTable, MigrationTable, PoolsTable, ScalingTable
+from actorserve.sim.power.machine_power import PowerTable
 from actorserve.wire.recipes import parse_recipe, recipe_text
 from tests.sim.profiles import PROFILE
 from workers.engine_options import EngineOptions
@@ -128,6 +129,7 @@ TOLD = [
     told(GatewayConfig, "cluster", "report_ttl_s", 3.0, 15.0, "load_report_s"),
     told(InstanceConfig, "workers", "max_batch_requests", 7),
     told(InstanceConfig, "workers", "max_batch_tokens", 128),
+    told(InstanceConfig, "pools", "max_prompt_tokens", 96),
     told(InstanceConfig, "cluster", "load_report_s", 0.5),
     told(InstanceConfig, "cluster", "retry_s", 3.5),
     told(InstanceConfig, "workers", "tpot_target_s", inf),
@@ -156,6 +158,7 @@ OTHERWISE = {
         "max_context_tokens": "the engine",
         "num_host_blocks": "the engine",
         "whole_prompts": "an option of simulated clusters alone, for baselines",
+        "max_decode_wait_s": "simulated clusters alone, by promote_after_s, for baselines",
         "report_changes": "an option of simulated clusters alone, for baselines",
         "migration": "MigrationConfig, which is walked itself",
         "role": "the worker's place in the settings' list of roles",
@@ -348,10 +351,10 @@ def test_names_of_choices_are_those_of_the_core() -> None:
 def test_every_option_has_a_description() -> None:
     """Every option of a server's settings and of a simulated cluster has a description."""
     sections: list[type[BaseModel]] = [type(each) for _, each in Settings()]
-    sections += [ClusterTable, LinksTable, MigrationTable, PoolsTable, ScalingTable]
+    sections += [ClusterTable, LinksTable, MigrationTable, PoolsTable, PowerTable, ScalingTable]
     for section in sections:
         for name, field in section.model_fields.items():
-            if name not in ("migration", "pools", "scaling", "costs", "links"):
+            if name not in ("migration", "pools", "scaling", "costs", "links", "power"):
                 assert field.description, f"{section.__name__}.{name}"
 
 

@@ -29,7 +29,7 @@ class CoordinatorActor(ClusterActor):
 
     def perform(self, effect: Effect) -> None:
         if self._starts is not None and isinstance(effect, StartWorker):
-            self._starts.start_worker()
+            self._starts.start_worker(effect.role)
         elif self._desk is not None and isinstance(effect, Audit):
             self._desk.write(effect)
         else:

@@ -1,8 +1,8 @@
 """Starts workers while the system runs: as children of the supervisor, as systemd units, or by a command.
 
-The coordinator's core decides when. It stops workers by a message (Drain), so nothing here stops them. A new worker
-says Hello to the coordinator once it is ready. A worker may also fail before that without a report, so the core waits
-for a limited time.
+The coordinator's core decides when, and gives a new worker its role by a message. It stops workers by a message
+(Drain), so nothing here stops them. A new worker says Hello to the coordinator once it is ready. A worker may also fail
+before that without a report, so the core waits for a limited time.
 """
 
 import asyncio
@@ -13,12 +13,13 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from actorserve.core.messages import StartFailed
+from actorserve.core.messages import InstanceRole, StartFailed
 from actorserve.errors import ActorserveError
 from actorserve.processes.status import Reporter, describe_exit
 from actorserve.settings import ScalingSettings
 
 ACTION = "ACTORSERVE_ACTION"
+ROLE = "ACTORSERVE_ROLE"
 TIMEOUT_S = 30.0  # for the program that starts a worker; the worker itself is ready later
 _FREE_STATES = ("inactive", "failed")
 _log = logging.getLogger("actorserve.scaler")
@@ -31,8 +32,11 @@ class ScalerError(ActorserveError):
 class Scaler(Protocol):
     """Starts one more worker. It returns without waiting until the worker is ready."""
 
-    async def start_worker(self) -> None:
-        """Raises: ScalerError when no worker will come."""
+    async def start_worker(self, role: InstanceRole | None) -> None:
+        """``role``: what the coordinator will have it compute; None: what its settings say.
+
+        Raises: ScalerError when no worker will come.
+        """
         ...
 
 
@@ -42,7 +46,7 @@ class ChildScaler:
     def __init__(self, supervisor: Reporter) -> None:
         self._supervisor = supervisor
 
-    async def start_worker(self) -> None:
+    async def start_worker(self, role: InstanceRole | None) -> None:
         if not self._supervisor.is_heard:
             raise ScalerError('scaling.start_with is "processes", and this coordinator runs under no supervisor')
         self._supervisor.want_worker()
@@ -58,7 +62,7 @@ class UnitScaler:
         self._units = [unit.replace("{number}", str(number)) for number in range(max_workers)]
         self._timeout_s = timeout_s
 
-    async def start_worker(self) -> None:
+    async def start_worker(self, role: InstanceRole | None) -> None:
         properties = "--property=Id,ActiveState,Job"  # Job is shown while a job of the unit is queued
         show = ["systemctl", "show", properties, *self._units]
         shown = await _run(show, self._timeout_s, stdout=asyncio.subprocess.PIPE)
@@ -71,14 +75,17 @@ class UnitScaler:
 
 
 class CommandScaler:
-    """Starts workers with ``command``, which runs without a shell. Exit status 0 means that a worker was started."""
+    """Starts workers with ``command``, which runs without a shell. Exit status 0 means that a worker was started. The
+    command learns the worker's role, because its host may depend on it.
+    """
 
     def __init__(self, command: Sequence[str], timeout_s: float = TIMEOUT_S) -> None:
         self._command = command
         self._timeout_s = timeout_s
 
-    async def start_worker(self) -> None:
-        await _run(self._command, self._timeout_s, environment={ACTION: "start"})
+    async def start_worker(self, role: InstanceRole | None) -> None:
+        environment = {ACTION: "start"} if role is None else {ACTION: "start", ROLE: role.value}
+        await _run(self._command, self._timeout_s, environment=environment)
 
 
 def make_scaler(settings: ScalingSettings, supervisor: Reporter) -> Scaler | None:
@@ -100,18 +107,18 @@ class Starts:
     def __init__(self, scaler: Scaler, tell: Callable[[StartFailed], None]) -> None:
         self._scaler = scaler
         self._tell = tell
-        self._wanted: asyncio.Queue[None] = asyncio.Queue()
+        self._wanted: asyncio.Queue[InstanceRole | None] = asyncio.Queue()
 
-    def start_worker(self) -> None:
+    def start_worker(self, role: InstanceRole | None) -> None:
         """Queue the start of one more worker, and return at once. The core bounds the number of starts."""
-        self._wanted.put_nowait(None)
+        self._wanted.put_nowait(role)
 
     async def run(self) -> None:
         """Start the queued workers, until cancelled."""
         while True:
-            await self._wanted.get()
+            role = await self._wanted.get()
             try:
-                await self._scaler.start_worker()
+                await self._scaler.start_worker(role)
             except ScalerError as error:
                 _log.warning("no worker was started: %s", error)
                 self._tell(StartFailed())

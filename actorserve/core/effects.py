@@ -4,6 +4,7 @@ from actorserve.core.messages import (
     Command,
     Energy,
     FinishReason,
+    InstanceRole,
     KVAccess,
     KVTicket,
     Message,
@@ -107,7 +108,11 @@ class Meet:
 
 @value
 class StartWorker:
-    """Have one more worker started; it announces itself when it is ready."""
+    """Have one more worker started; it announces itself when it is ready. The coordinator then gives it ``role``; None:
+    it keeps the role that is configured.
+    """
+
+    role: InstanceRole | None = None
 
 
 @value

@@ -17,6 +17,7 @@ from actorserve.options import (
     ScalingOptions,
     SchedulingOptions,
 )
+from actorserve.sim.power.machine_power import PowerTable
 from actorserve.sim.step_costs import CostsTable
 from actorserve.sim.tables import Table
 from actorserve.sim.workload.traces import MAX_TRACE_TOKENS
@@ -37,6 +38,19 @@ def _times(curve: Curve, factor: float) -> Curve:
     return Curve(curve.xs, tuple([y * factor for y in curve.ys]))
 
 
+def slowed(profile: Profile, prefill_factor: float, decode_factor: float) -> Profile:
+    """The profile, with its iterations so many times as long."""
+    if prefill_factor == decode_factor == 1.0:
+        return profile
+    return replace(
+        profile,
+        prefill=_times(profile.prefill, prefill_factor),
+        prefill_context_s=profile.prefill_context_s * prefill_factor,
+        decode=_times(profile.decode, decode_factor),
+        decode_context=_times(profile.decode_context, decode_factor),
+    )
+
+
 def require_path(name: str, value: str) -> None:
     if "\0" in value:
         raise ValueError(f"{name} is {value[:60]!r}: expected a path, without NUL characters")
@@ -52,7 +66,9 @@ class ScalingTable(Table, ScalingOptions):
     """How many instances there are."""
 
     group: str | None = Field(
-        None, description="the name of the group whose instances are started; default: the only one"
+        None,
+        description="the name of the group whose instances are started; default: the only one, or, if all groups have "
+        "different roles, the one with the new instance's role",
     )
     warm_up_s: float = Field(
         10.0, ge=0, le=MAX_S, description="time from the order to start an instance until it is up"
@@ -95,18 +111,16 @@ class GroupTable(Table):
     watts: float | None = Field(None, ge=0, le=1e9, description="average power of a machine, in watts")
     prefill_factor: float = Field(1.0, ge=1, le=1000, description="factor on prompts' times, as of a power cap")
     decode_factor: float = Field(1.0, ge=1, le=1000, description="factor on decodes' times, as of a power cap")
+    cap: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="power cap at the start, as a share of watts, with the effect that power.curves say",
+    )
 
     def slowed(self, profile: Profile) -> Profile:
         """The profile, with its iterations as much longer as these factors say."""
-        if self.prefill_factor == self.decode_factor == 1.0:
-            return profile
-        return replace(
-            profile,
-            prefill=_times(profile.prefill, self.prefill_factor),
-            prefill_context_s=profile.prefill_context_s * self.prefill_factor,
-            decode=_times(profile.decode, self.decode_factor),
-            decode_context=_times(profile.decode_context, self.decode_factor),
-        )
+        return slowed(profile, self.prefill_factor, self.decode_factor)
 
 
 class ClusterTable(Table, SchedulingOptions, ClusterOptions):
@@ -129,6 +143,7 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
     scaling: ScalingTable = ScalingTable()
     costs: CostsTable = CostsTable()
     links: LinksTable = LinksTable()
+    power: PowerTable = PowerTable()
     max_context_tokens: int = Field(
         ge=2, le=MAX_TRACE_TOKENS, description="prompt and output of the longest request; longer ones are cut"
     )
@@ -146,8 +161,8 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
     whole_prompts: bool = Field(
         False,
         description="whether a prompt is never cut, as in older schedulers: prompts share an iteration up to "
-        "max_batch_tokens, a longer prompt has one for itself, decodes get the tokens that they leave, and "
-        "tpot_target_s does not bound them",
+        "max_batch_tokens, a longer prompt has one for itself, decodes get the tokens that they leave, but wait for "
+        "promote_after_s at most, and tpot_target_s does not bound them",
     )
     report_changes: bool = Field(
         False,
@@ -195,20 +210,25 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
         return (alike,)
 
     @property
-    def scaled_group(self) -> GroupTable:
-        """The group whose instances scaling starts."""
-        named = (group for group in self.all_groups if group.name == self.scaling.group)
-        return next(named, self.all_groups[0])
+    def scaled_groups(self) -> tuple[GroupTable, ...]:
+        """The groups whose instances scaling starts."""
+        named = tuple([group for group in self.all_groups if group.name == self.scaling.group])
+        return named or self.all_groups
+
+    def scaled_group(self, role: str | None) -> GroupTable:
+        """The group of an instance that scaling starts for this role; None: for no certain role."""
+        with_role = (group for group in self.scaled_groups if group.role == role)
+        return next(with_role, self.scaled_groups[0])
 
     def group_of(self, number: int) -> GroupTable:
-        """The group of worker ``number``. The first workers are those of the first group, and so on; the workers after
-        the last group are those that scaling starts.
+        """The group of worker ``number`` of those that run from the start. The first workers are those of the first
+        group, and so on.
         """
         for group in self.all_groups:
             if number < group.count:
                 return group
             number -= group.count
-        return self.scaled_group
+        raise ValueError(f"there are fewer workers at the start than worker-{number}")
 
     def num_blocks(self, group: GroupTable) -> int:
         """Blocks of the device memory of each of its instances."""
@@ -246,6 +266,10 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
             if 0 < len(missing) < len(self.groups):
                 raise ValueError(f"groups.{missing[0]}.{name} is missing: expected it in all groups, or in none")
         for place, group in enumerate(self.all_groups):
+            if self.power.curves is None and group.cap is not None:
+                raise ValueError(f"groups.{place}.cap is {group.cap:g}: expected only with power.curves")
+            if self.power.curves is not None and not group.watts:
+                raise ValueError(f"groups.{place}.watts is missing: expected it with power.curves")
             if not self.costs.are_of_profile and self.costs.lookup_of(group.profile) is None:
                 raise ValueError(
                     f"costs.lookups has no table for the profile of group {place}, {group.profile[:60]!r}: expected "
@@ -256,15 +280,15 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
             raise ValueError(f"scaling.group is {self.scaling.group[:60]!r}: expected one of {known}")
         if self.scaling.group is not None and self.scaling.max_workers is None:
             raise ValueError(f"scaling.group is {self.scaling.group!r}: expected only with scaling.max_workers")
-        if self.scaling.group is None and self.scaling.max_workers is not None and len(names) > 1:
-            raise ValueError(f"scaling.group is missing: expected one of {known}")
+        roles = {group.role for group in self.all_groups}
+        if self.scaling.group is None and self.scaling.max_workers is not None and len(names) > len(roles):
+            raise ValueError(f"scaling.group is missing: expected one of {known}, because groups have equal roles")
         return self
 
     @model_validator(mode="after")
     def _check_memory(self) -> Self:
-        num_blocks = max(0, (self.scaling.max_workers or 0) - self.num_workers) * self._num_all_blocks(
-            self.scaled_group
-        )
+        num_more = max(0, (self.scaling.max_workers or 0) - self.num_workers)
+        num_blocks = num_more * max([self._num_all_blocks(group) for group in self.scaled_groups])
         for place, group in enumerate(self.all_groups):
             key = f"groups.{place}." if self.groups else ""
             require_path(f"{key}profile", group.profile)

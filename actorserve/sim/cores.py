@@ -6,6 +6,7 @@ from actorserve.core.cluster.state import ClusterState
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import InstanceRole, StepPlan
+from actorserve.core.power.governor import PowerConfig
 from actorserve.core.prediction.learned import LearnedLengths
 from actorserve.core.prediction.predictor import LengthPredictor
 from actorserve.core.replay import make_instance_core
@@ -19,7 +20,11 @@ _TICKET_KEY = b"\0"  # simulated instances do not check tickets
 
 
 def make_coordinator(cluster: ClusterTable) -> ClusterState:
-    return ClusterState(cluster_config(cluster))
+    config, power = cluster_config(cluster), cluster.power
+    if power.budget is not None:
+        watts = power.budget * sum(group.count * (group.watts or 0.0) for group in cluster.all_groups)
+        config = replace(config, power=PowerConfig(watts, {}, power.phase_curves, cluster.tpot_target_s))
+    return ClusterState(config)
 
 
 def make_gateway(cluster: ClusterTable) -> GatewayState:
@@ -36,7 +41,12 @@ def make_instance(cluster: ClusterTable, group: GroupTable, profile: Profile) ->
         cluster.num_host_blocks(group),
     )
     recipe = instance_recipe(cluster, sizes, profile, _TICKET_KEY, InstanceRole(group.role))
-    for_baselines = replace(recipe.config, whole_prompts=cluster.whole_prompts, report_changes=cluster.report_changes)
+    for_baselines = replace(
+        recipe.config,
+        whole_prompts=cluster.whole_prompts,
+        max_decode_wait_s=cluster.promote_after_s,
+        report_changes=cluster.report_changes,
+    )
     # A simulated request's max_tokens is its output's length, so no predictor here may be limited by it.
     error = cluster.length_error
     predictor: LengthPredictor = LearnedLengths() if error is None else KnownLengths(error)

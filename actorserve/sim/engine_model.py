@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from actorserve.core.effects import SwapIn, SwapOut
 from actorserve.core.instance.quiet_steps import Ending
@@ -10,6 +11,8 @@ from actorserve.core.instance.steps import Step, Steps, plan_after_s
 from actorserve.core.messages import StepDone
 from actorserve.core.timing.profile import Profile
 from actorserve.core.timing.step_times import Iteration, StepTimes
+from actorserve.sim.measures.occupancy import Occupancy
+from actorserve.sim.power.machine_power import MachinePower
 from actorserve.sim.step_costs import StepCosts
 
 TOKEN_ID = 0
@@ -147,7 +150,12 @@ class EngineModel:
         copy_slowdown: float,
         noise: float,
         run_ahead: bool,
+        occupancy: Occupancy | None = None,
+        power: MachinePower | None = None,
     ) -> None:
+        """``power``: None if the energy is not asked for."""
+        self.occupancy = occupancy or Occupancy(inf)
+        self.power = power
         self._profile = profile
         self._costs = costs
         self._bytes_per_block = bytes_per_block
@@ -240,13 +248,22 @@ class EngineModel:
             if samples:
                 request_ids.append(request.request_id)
                 positions.append(start + num_fed - request.num_prompt)
-        self.count(flight, 1)
+        self.count(flight, 1, len(request_ids))
         return StepDone(step.step_id, duration_s, tuple(request_ids), tuple(positions), (TOKEN_ID,) * len(request_ids))
 
-    def count(self, flight: Flight, num_steps: int) -> None:
-        """The first steps of a flight have ended."""
-        for _, duration_s in flight.ends[:num_steps]:
+    def set_costs(self, costs: StepCosts) -> None:
+        """Iterations that begin from now on take these times. Predictions must be forgotten before."""
+        self._costs = costs
+
+    def count(self, flight: Flight, num_steps: int, num_tokens: int) -> None:
+        """The first steps of a flight have ended, and each of them made ``num_tokens`` output tokens."""
+        num_prompt_tokens = sum([num_fed for num_fed, _ in flight.chunks])
+        num_in_batch = num_prompt_tokens + len(flight.request_ids) - len(flight.chunks)
+        for end_s, duration_s in flight.ends[:num_steps]:
             self.busy_s += duration_s
+            self.occupancy.add(num_in_batch, duration_s, end_s)
+            if self.power is not None:
+                self.power.add(num_prompt_tokens, num_tokens, duration_s, end_s)
         self.num_steps += num_steps
         for _ in range(min(num_steps, len(self._noises))):
             self._noises.popleft()

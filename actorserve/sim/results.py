@@ -15,8 +15,10 @@ from actorserve.sim.cluster_table import GroupTable
 from actorserve.sim.config import SpikeTable
 from actorserve.sim.instance_metrics import Gaps
 from actorserve.sim.measures.distribution import Distribution
+from actorserve.sim.measures.occupancy import Occupancy
 from actorserve.sim.measures.rows import Column, Page, Rows
 from actorserve.sim.measures.slowdown import ServiceLevels
+from actorserve.sim.power.machine_power import MachineEnergy
 from actorserve.sim.statistics import PERCENTILES, between_ranks
 
 Vector: TypeAlias = npt.NDArray[Any]
@@ -198,6 +200,7 @@ class Results:
     """A finished run. ``lifetimes_s`` sums the lifetimes of each group's instances, each from its order to its end
     or the last request's end. ``fragmentation`` has samples at equal intervals while requests arrived.
     ``tbt`` are the gaps between all tokens that were made, those of requests that did not complete included.
+    ``occupancies`` and ``energies`` are of the time while requests arrived.
     """
 
     outcomes: Outcomes
@@ -209,6 +212,8 @@ class Results:
     fragmentation: Sequence[float] = ()
     spike: SpikeTable | None = None
     tbt: Distribution = field(default_factory=Distribution)
+    occupancies: Mapping[GroupTable, Occupancy] = field(default_factory=dict)
+    energies: Mapping[GroupTable, MachineEnergy] = field(default_factory=dict)
 
     def figures(self, levels: ServiceLevels | None = None) -> dict[str, Any]:
         """Everything that is reported, as JSON values. They depend on the run alone, and on the service levels, if it
@@ -270,6 +275,8 @@ class Results:
                 "cost": self._cost(),
                 "mean_watts": self._mean_watts(lasted_s),
             },
+            "occupancy": {group.name: occupancy.figures() for group, occupancy in self.occupancies.items()},
+            "energy": self._energy(),
             "slo": levels and levels.figures(self.outcomes.completed()),
             "recovery_s": spike and outcomes.recovery_s(spike.at_s + spike.duration_s),
             "swap": {
@@ -282,6 +289,15 @@ class Results:
             "failovers": self.num_failovers,
             "events": self.num_events,
         }
+
+    def _energy(self) -> dict[str, Any] | None:
+        """The figures of all machines, and of each group's; None if their power is not known."""
+        if not self.energies:
+            return None
+        whole = MachineEnergy()
+        for energy in self.energies.values():
+            whole.add(energy)
+        return whole.figures() | {"groups": {group.name: found.figures() for group, found in self.energies.items()}}
 
     @property
     def alive_s(self) -> float:

@@ -6,7 +6,6 @@ its peers notice its death after the death watch's time. A restarted process is 
 round trip after one of them asks for it. A new worker is up after its warm-up, and a drained one says goodbye.
 """
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -28,33 +27,34 @@ from actorserve.core.messages import (
     CopyDone,
     CopyFailed,
     HandOver,
+    InstanceRole,
     KVAccess,
     LoadReport,
     Message,
-    ModelInfo,
     Offer,
     Open,
     Peer,
     PeerDown,
     PeerUp,
+    PowerReading,
     Release,
     Role,
+    SetPowerCaps,
     Stage,
     Tick,
-    WorkerInfo,
 )
 from actorserve.core.timing.profile import Profile
 from actorserve.sim.clients import Clients
-from actorserve.sim.cluster_table import GroupTable
 from actorserve.sim.config import COORDINATOR, RunConfig
 from actorserve.sim.cores import make_coordinator, make_gateway, make_instance
 from actorserve.sim.engine_model import TOKEN_ID, EngineModel, Flight
 from actorserve.sim.instance_metrics import Interruptions, blocks_in_line
 from actorserve.sim.links.links import make_links
+from actorserve.sim.machines.machines import Machines
 from actorserve.sim.measures.token_gaps import TokenGaps
+from actorserve.sim.power.actuator import ACTUATOR, REPORT_S
 from actorserve.sim.results import Counts, Outcomes, Results
 from actorserve.sim.simulated_process import Process, sampled_fragmentation
-from actorserve.sim.step_costs import step_costs
 from actorserve.sim.timeline import Timeline
 from actorserve.sim.workload.traces import TraceRow
 
@@ -83,27 +83,13 @@ class Simulation:
         self.counts = Counts()
         self.processes: dict[str, Process] = {}
         self.config = config
-        links = config.cluster.links
-        self._links = make_links(links, self._timeline, self._fetched)
-        groups = config.cluster.all_groups
-        self._profiles = {
-            group: links.applied_to(group.slowed(profile)) for group, profile in zip(groups, profiles, strict=True)
-        }
-        self._workers = {
-            group: WorkerInfo(
-                f"simulated {profile.name}",
-                ModelInfo(profile.model, 2**31, config.cluster.max_tokens_of(group)),
-                profile.speed(),
-            )
-            for group, profile in self._profiles.items()
-        }
+        self._links = make_links(config.cluster.links, self._timeline, self._fetched)
+        self._machines = Machines(config, profiles)
         self._num_events = 0
         self._num_failovers = 0
-        self._lifetimes_s = dict.fromkeys(config.cluster.all_groups, 0.0)
         self._interruptions = Interruptions()
         self._token_gaps = TokenGaps()
         self._fragmentation: list[float] = []
-        self._num_workers = config.cluster.num_workers  # all workers that were ever started or ordered
         self._ordered_s: dict[str, float] = {}  # when each worker that is warming up was ordered
         self._network_s = config.cluster.network_s
         self._incarnations: dict[str, int] = {}
@@ -124,6 +110,8 @@ class Simulation:
             self._start(f"worker-{number}")
         for failure in self.config.failures:
             self._at(failure.at_s, self._kill, failure.process, failure.restart_at_s)
+        if self.config.cluster.power.budget is not None:
+            self._read_power()
         self._clients.expect_arrival()
         self._sample()
         timeline = self._timeline
@@ -136,19 +124,21 @@ class Simulation:
             timeline.run_next()
         for process in list(self.processes.values()):
             self._count(process, ended_s)
-        for ordered_s in self._ordered_s.values():
-            self._lifetimes_s[self.config.cluster.scaled_group] += max(0.0, ended_s - ordered_s)
+        for name, ordered_s in self._ordered_s.items():
+            self._machines.lifetimes_s[self._machines.group_of(name)] += max(0.0, ended_s - ordered_s)
         self._clients.tell_progress()
         return Results(
             self.outcomes,
             self.counts,
             self._num_failovers,
             self._num_events,
-            self._lifetimes_s,
+            self._machines.lifetimes_s,
             self._interruptions.moved,
             self._fragmentation,
             self.config.arrivals.spike,
             self._token_gaps.gaps,
+            self._machines.occupancies,
+            self._machines.energies,
         )
 
     def _is_over(self) -> bool:
@@ -168,7 +158,9 @@ class Simulation:
 
     def _arrive_message(self, sender: Peer, to: Peer, message: Message) -> None:
         process = self.processes.get(to.name)
-        if process is not None and process.peer == to and sender in process.met:
+        if isinstance(message, SetPowerCaps):
+            self._set_caps(message)
+        elif process is not None and process.peer == to and sender in process.met:
             self._handle(process, message, sender)
 
     def _tick(self, process: Process, at_s: float) -> None:
@@ -236,8 +228,8 @@ class Simulation:
                 self._fetch(process, effect)
             case Meet(peer=peer):
                 self._at(self.now + 2 * self._network_s, self._introduce, process, peer)
-            case StartWorker():
-                self._order_worker()
+            case StartWorker(role=role):
+                self._order_worker(role)
             case Drained():
                 self._end(process, self._network_s)
 
@@ -265,6 +257,8 @@ class Simulation:
                 continue
             self._meet(other, process)
             self._meet(process, other)
+        if process.role is Role.WORKER and self.config.cluster.power.budget is not None:
+            self._handle(process, PowerReading(device=name))
 
     def _make(self, peer: Peer) -> Process:
         cluster = self.config.cluster
@@ -272,33 +266,14 @@ class Simulation:
             return Process(peer, Role.COORDINATOR, make_coordinator(cluster), born_s=self.now)
         if peer.name == GATEWAY:
             return Process(peer, Role.GATEWAY, make_gateway(cluster), born_s=self.now)
-        group = self._group_of(peer)
-        profile = self._profiles[group]
-        rng = random.Random(f"{self.config.seed} {peer.name} {peer.incarnation}")
-        return Process(
-            peer,
-            Role.WORKER,
-            make_instance(cluster, group, profile),
-            self._make_engine(
-                profile,
-                cluster.tokens_per_block * profile.kv_bytes_per_token,
-                rng,
-                costs=step_costs(profile, group.profile, cluster.costs),
-                pause_s=cluster.step_overhead_s,
-                copy_slowdown=cluster.copy_slowdown,
-                noise=cluster.noise,
-                run_ahead=cluster.run_ahead,
-            ),
-            born_s=self.now,
-        )
-
-    def _group_of(self, worker: Peer) -> GroupTable:
-        return self.config.cluster.group_of(int(worker.name.removeprefix("worker-")))
+        core = make_instance(cluster, self._machines.group_of(peer.name), self._machines.profile_of(peer.name))
+        engine = self._machines.engine(peer, self._make_engine, self.now)
+        return Process(peer, Role.WORKER, core, engine, born_s=self.now)
 
     def _meet(self, process: Process, other: Process) -> None:
         worker = None
         if other.role is Role.WORKER:
-            worker = replace(self._workers[self._group_of(other.peer)], kv=KVAccess("simulated", other.peer.name))
+            worker = replace(self._machines.info_of(other.peer.name), kv=KVAccess("simulated", other.peer.name))
         up = PeerUp(other.peer, other.role, worker)
         process.met[other.peer] = up
         self._handle(process, up)
@@ -339,9 +314,8 @@ class Simulation:
             if process.peer in other.met:
                 self._at(self.now + notice_s, self._notice_death, other, process.peer)
 
-    def _order_worker(self) -> None:
-        name = f"worker-{self._num_workers}"
-        self._num_workers += 1
+    def _order_worker(self, role: InstanceRole | None) -> None:
+        name = self._machines.order(role)
         self._ordered_s[name] = self.now
         self._at(self.now + self.config.cluster.scaling.warm_up_s, self._start, name)
 
@@ -355,8 +329,27 @@ class Simulation:
             self._num_failovers += process.core.counts.num_failovers
         if process.engine is None:
             return
-        self._lifetimes_s[self._group_of(process.peer)] += max(0.0, until_s - process.born_s)
+        self._machines.count(process, until_s)
         process.add_to(self.counts)
+
+    # --- power -------------------------------------------------------------------------------------------------------
+
+    def _read_power(self) -> None:
+        """The actuator reads all machines, and reports to the coordinator."""
+        coordinator = self.processes.get(COORDINATOR)
+        if coordinator is not None:
+            if ACTUATOR not in coordinator.met:
+                up = coordinator.met[ACTUATOR] = PeerUp(ACTUATOR, Role.POWER)
+                self._handle(coordinator, up)
+            report = self._machines.read(self.processes)
+            self._at(self.now + self._network_s, self._arrive_message, ACTUATOR, coordinator.peer, report)
+        self._at(self.now + REPORT_S, self._read_power)
+
+    def _set_caps(self, message: SetPowerCaps) -> None:
+        """The actuator sets these caps. The step in flight keeps its time."""
+        for process, cap_watts in self._machines.capped(message, self.processes):
+            self._forget_prediction(process)
+            self._machines.set_cap(process, cap_watts, self.now)
 
     # --- effects -----------------------------------------------------------------------------------------------------
 
@@ -483,7 +476,7 @@ class Simulation:
         num_steps = 0 if flight is None else flight.num_ended(self.now)
         if flight is None or not num_steps:
             return
-        process.worker_engine.count(flight, num_steps)
+        process.worker_engine.count(flight, num_steps, len(flight.request_ids))
         ends = flight.ends[:num_steps]
         self._token_gaps.on_iterations(process.peer, flight.request_ids, [end_s for end_s, _ in ends])
         flight.drop(num_steps)

@@ -7,7 +7,7 @@ import pytest
 from actorserve.actors.coordinator import CoordinatorActor
 from actorserve.actors.scaler import ScalerError
 from actorserve.core.effects import Effect, StartWorker
-from actorserve.core.messages import Drain, Message, Peer, StartFailed
+from actorserve.core.messages import Drain, InstanceRole, Message, Peer, StartFailed
 from actorserve.core_configs import cluster_config
 from actorserve.settings import load_settings
 from tests.actors.cluster import ScriptedCore, lone_node
@@ -16,7 +16,7 @@ DEADLINE_S = 10.0
 
 
 class _FailingScaler:
-    async def start_worker(self) -> None:
+    async def start_worker(self, role: InstanceRole | None) -> None:
         raise ScalerError("no space")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actorserve.actors.scaler import ChildScaler, CommandScaler, ScalerError, Starts, UnitScaler, make_scaler
-from actorserve.core.messages import StartFailed
+from actorserve.core.messages import InstanceRole, StartFailed
 from actorserve.errors import SettingsError
 from actorserve.processes.status import Phase, Reporter, decode_status
 from actorserve.settings import ScalingSettings, load_settings
@@ -70,7 +70,7 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemctl:
 async def test_the_first_free_unit_is_started(systemctl: Systemctl, units: list[str], started: int) -> None:
     """A unit is free if it neither runs nor is about to run. Its start is not waited for."""
     systemctl.shows(*units)
-    await UnitScaler(UNIT, 3).start_worker()
+    await UnitScaler(UNIT, 3).start_worker(None)
     assert systemctl.log == [SHOW, f"start --no-block worker@{started}.service"]
 
 
@@ -78,7 +78,7 @@ async def test_if_all_units_run_none_is_started(systemctl: Systemctl) -> None:
     """The error says so, and nothing is started."""
     systemctl.shows("ActiveState=active", "ActiveState=reloading", "Job=1\nActiveState=inactive")
     with pytest.raises(ScalerError, match="all 3 units run or are about to run"):
-        await UnitScaler(UNIT, 3).start_worker()
+        await UnitScaler(UNIT, 3).start_worker(None)
     assert systemctl.log == [SHOW]
 
 
@@ -88,15 +88,23 @@ async def test_a_systemctl_that_fails_is_an_error(systemctl: Systemctl, step: st
     systemctl.shows(*["ActiveState=inactive"] * 3)
     systemctl.ends(**{step: 5})
     with pytest.raises(ScalerError, match="systemctl ended with exit status 5"):
-        await UnitScaler(UNIT, 3).start_worker()
+        await UnitScaler(UNIT, 3).start_worker(None)
 
 
 async def test_a_command_is_run_without_a_shell(tmp_path: Path) -> None:
     """The command gets its words unchanged, and the action in its environment."""
     noted = tmp_path / "noted"
     code = f"import os, sys; open({str(noted)!r}, 'w').write(os.environ['ACTORSERVE_ACTION'] + repr(sys.argv[1:]))"
-    await CommandScaler([sys.executable, "-c", code, "a b", "$HOME"]).start_worker()
+    await CommandScaler([sys.executable, "-c", code, "a b", "$HOME"]).start_worker(None)
     assert noted.read_text(encoding="utf-8") == "start['a b', '$HOME']"
+
+
+async def test_a_command_learns_the_role(tmp_path: Path) -> None:
+    """It may start a prompt worker on another host than a token worker."""
+    noted = tmp_path / "noted"
+    code = f"import os; open({str(noted)!r}, 'w').write(os.environ['ACTORSERVE_ROLE'])"
+    await CommandScaler([sys.executable, "-c", code]).start_worker(InstanceRole.PROMPT)
+    assert noted.read_text(encoding="utf-8") == "prompt"
 
 
 async def test_background_processes_of_a_command_are_not_waited_for(tmp_path: Path) -> None:
@@ -104,7 +112,7 @@ async def test_background_processes_of_a_command_are_not_waited_for(tmp_path: Pa
     lasting = tmp_path / "pid"
     sleeper = f"import os, time; open({str(lasting)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
     command = f"import subprocess, sys, os; subprocess.Popen([sys.executable, '-c', {sleeper!r}])"
-    await CommandScaler([sys.executable, "-c", command], DEADLINE_S).start_worker()
+    await CommandScaler([sys.executable, "-c", command], DEADLINE_S).start_worker(None)
     async with asyncio.timeout(DEADLINE_S):
         while not lasting.exists() or not lasting.read_text(encoding="utf-8"):  # noqa: ASYNC110 -- another process
             await asyncio.sleep(0.01)
@@ -122,14 +130,14 @@ async def test_background_processes_of_a_command_are_not_waited_for(tmp_path: Pa
 async def test_a_command_that_fails_is_an_error(command: list[str], why: str) -> None:
     """The error says how the command ended."""
     with pytest.raises(ScalerError, match=why):
-        await CommandScaler(command).start_worker()
+        await CommandScaler(command).start_worker(None)
 
 
 async def test_a_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
     """The command is killed when its time is over, and the error says so."""
     noted = tmp_path / "noted"
     with pytest.raises(ScalerError, match=r"sh has not ended in 1 s"):
-        await CommandScaler(["sh", "-c", f"echo $$ > {noted}; exec sleep 3600"], 1.0).start_worker()
+        await CommandScaler(["sh", "-c", f"echo $$ > {noted}; exec sleep 3600"], 1.0).start_worker(None)
     with pytest.raises(ProcessLookupError):
         os.kill(int(noted.read_text(encoding="utf-8")), 0)
 
@@ -137,14 +145,14 @@ async def test_a_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
 async def test_a_supervisor_is_asked_by_a_report() -> None:
     """A start sends one report to the supervisor; without a supervisor it is an error."""
     reading, writing = os.pipe()
-    await ChildScaler(Reporter(writing)).start_worker()
+    await ChildScaler(Reporter(writing)).start_worker(None)
     report = decode_status(os.read(reading, 1000))
     assert report is not None
     assert report.phase is Phase.WANTS_WORKER
     os.close(reading)
     os.close(writing)
     with pytest.raises(ScalerError, match="under no supervisor"):
-        await ChildScaler(Reporter(None)).start_worker()
+        await ChildScaler(Reporter(None)).start_worker(None)
 
 
 class _Scripted:
@@ -155,7 +163,7 @@ class _Scripted:
         self.done = asyncio.Event()
         self.num_at_once = 0
 
-    async def start_worker(self) -> None:
+    async def start_worker(self, role: InstanceRole | None) -> None:
         self.num_at_once += 1
         assert self.num_at_once == 1
         await asyncio.sleep(0)
@@ -174,7 +182,7 @@ async def test_failures_are_told_and_later_starts_are_tried(caplog: pytest.LogCa
     starts = Starts(scaler, told.append)
     running = asyncio.create_task(starts.run())
     for _ in range(4):
-        starts.start_worker()
+        starts.start_worker(None)
     async with asyncio.timeout(DEADLINE_S):
         await scaler.done.wait()
     running.cancel()
@@ -190,11 +198,11 @@ async def test_a_bug_in_starting_comes_out() -> None:
     """An unexpected exception ends the process."""
 
     class Broken:
-        async def start_worker(self) -> None:
+        async def start_worker(self, role: InstanceRole | None) -> None:
             raise KeyError("bug")
 
     starts = Starts(Broken(), lambda message: None)
-    starts.start_worker()
+    starts.start_worker(None)
     with pytest.raises(KeyError):
         await asyncio.wait_for(starts.run(), DEADLINE_S)
 

@@ -91,6 +91,38 @@ def _has_role(console: Console, worker: str, role: str) -> bool:
     return any(row["worker"] == worker and row["role"] == role for row in console.rows("workers"))
 
 
+def test_new_workers_get_the_role_of_the_pool_that_needs_them(tmp_path: Path, default_model_path: Path) -> None:
+    """Two more workers come up as mixed ones, and become one prompt and one token worker; two fewer leave one of each.
+    Both are events, and requests go on meanwhile.
+    """
+    runtime_dir = tmp_path / "run"
+    config = CONFIG.replace("[cluster]", f'[cluster]\nruntime_dir = "{runtime_dir}"').replace("count = 3", "count = 2")
+    config = config.replace('["prompt", "token", "token"]', '["prompt", "token"]')
+    config += "[scaling]\nmax_workers = 4\nmin_workers = 2\n"
+    with running(tmp_path / "server", config, "--model", str(default_model_path)) as server:
+        server.wait_workers(2)
+        asyncio.run(_scale(server, Console(runtime_dir)))
+
+
+async def _scale(server: Server, console: Console) -> None:
+    clients = Clients(server, num_streams=3, max_tokens=40)
+    await clients.learn()
+    async with clients.running():
+        for number, roles in (("4", ["prompt", "prompt", "token", "token"]), ("2", ["prompt", "token"])):
+            console.act("scale", number)
+            await asyncio.to_thread(wait_until, partial(_has_roles, console, roles), f"{number} workers", 60.0)
+            await _until_more_change_hands(server)
+    assert clients.num_answers
+    told = " ".join(row["text"] for row in console.rows("events"))
+    for pool in ("prompt", "token"):
+        assert f"one more worker is started for the {pool} pool" in told
+        assert f"it is not needed now in the {pool} pool, and ends" in told
+
+
+def _has_roles(console: Console, roles: list[str]) -> bool:
+    return sorted(row["role"] for row in console.rows("workers")) == roles
+
+
 def test_the_example_of_a_split_cluster_serves(tmp_path: Path, default_model_path: Path) -> None:
     """The two hosts of config/cluster-split.toml share requests over tcp, a chat streams through a handoff, and on both
     hosts caps are in force that keep their budgets, until the processes that set them end.

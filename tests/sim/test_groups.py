@@ -8,6 +8,8 @@ import pytest
 
 from actorserve.errors import SimulationError
 from actorserve.sim.config import parse_run
+from actorserve.sim.results import Results
+from actorserve.sim.simulated_process import Process
 from actorserve.sim.simulation import Simulation
 from tests.sim.profiles import PROFILE
 from tests.sim.runs import BASE, run
@@ -29,12 +31,27 @@ def simulation(values: dict[str, Any]) -> Simulation:
 
 
 class Watched(Simulation):
-    """Remembers the memory of each worker that was started, in blocks."""
+    """Remembers the memory of each worker that was started, in blocks, and what it computed last."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         config = parse_run(values, "test")
         super().__init__(config, [PROFILE] * len(config.cluster.all_groups))
         self.sizes: dict[str, int] = {}
+        self.roles: dict[str, str] = {}  # the last role of each worker
+
+    def _end(self, process: Process, notice_s: float) -> None:
+        super()._end(process, notice_s)
+        self._note_role(process)
+
+    def run(self) -> Results:
+        results = super().run()
+        for process in self.processes.values():
+            self._note_role(process)
+        return results
+
+    def _note_role(self, process: Process) -> None:
+        if process.engine is not None:
+            self.roles[process.peer.name] = process.worker_core.role.value
 
     def _start(self, name: str) -> None:
         super()._start(name)
@@ -45,7 +62,7 @@ class Watched(Simulation):
 def test_one_group_is_what_is_written_without_groups() -> None:
     """A cluster of one group gives the same results as the same instances written without groups."""
     alike = run({"num_requests": 30, "cluster": {"instances": 2, "kv_tokens": 80}}).figures()
-    assert simulation(grouped(SMALL, num_requests=30)).run().figures() == alike
+    assert simulation(grouped({**SMALL, "name": "all"}, num_requests=30)).run().figures() == alike
     assert alike["requests"]["completed"] == 30
 
 
@@ -89,6 +106,27 @@ def test_scaling_starts_instances_of_the_named_group() -> None:
     assert made.sizes["worker-3"] == 100
 
 
+@pytest.mark.parametrize(("group", "num_blocks"), [(None, 20), ("large", 100)])
+def test_scaling_starts_instances_for_the_pool_that_is_short(group: str | None, num_blocks: int) -> None:
+    """Long prompts with short answers press the prompt pool. The worker that is ordered is one of that pool's machines,
+    unless a group is named, and it computes prompts whatever its group does.
+    """
+    scaling = {"group": group, "max_workers": 3, "min_workers": 2, "warm_up_s": 1.0, "hold_s": 1.0}
+    values = grouped(
+        {**SMALL, "count": 1, "role": "prompt"},
+        {**LARGE, "role": "token"},
+        num_requests=100,
+        cluster={"scaling": scaling, "round_s": 0.25},
+        arrivals={"rate_per_s": 1.2 / PROFILE.prefill(60)},
+        lengths={"prompt": 60, "output": 2},
+    )
+    made = Watched(values)
+    prompts = made.run().figures()
+    assert prompts["requests"]["completed"] == 100
+    assert made.sizes["worker-2"] == num_blocks
+    assert made.roles["worker-2"] == "prompt"
+
+
 def test_machines_cost_their_lifetimes() -> None:
     """The cost is each group's hours times its price, and the power is the sum of the machines'; unknown without."""
     small, large = {**SMALL, "cost_per_hour": 36.0, "watts": 10.0}, {**LARGE, "cost_per_hour": 360.0, "watts": 100.0}
@@ -110,7 +148,7 @@ def test_machines_cost_their_lifetimes() -> None:
         ([{**SMALL, "kv_tokens": 3}], {}, "cluster.groups.0.kv_tokens is 3: expected at least a block of 4"),
         ([SMALL, SMALL], {}, "cluster.groups.1.name is 'small': expected another name than those before it"),
         ([SMALL], {"profile": "sums"}, "cluster.profile is not expected together with groups"),
-        ([{**SMALL, "machines": 3}], {}, "cluster.groups.0.machines is unknown: expected cost_per_hour, count, "),
+        ([{**SMALL, "machines": 3}], {}, "cluster.groups.0.machines is unknown: expected cap, cost_per_hour, c"),
         ([SMALL, LARGE], {"scaling": {"max_workers": 4}}, "cluster.scaling.group is missing: expected one of small, "),
         (
             [SMALL, LARGE],

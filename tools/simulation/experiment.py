@@ -107,8 +107,9 @@ class Search(Table):
 
 class Plan(Table):
     """The keys of an experiment that are not keys of its runs. ``figures`` are shown, and plotted by rate, by the
-    variants' x, by the figure ``plot_by``, or else as bars. ``labels`` name figures; ``label`` names an arm or variant.
-    All of it is run with each of the ``seeds``, if there are any, and tables show medians and the spread.
+    variants' x, by the figure ``plot_by``, or else as bars; ``plot_by = "occupancy"`` plots iterations' tokens over
+    time. ``labels`` name figures; ``label`` names an arm or variant. All of it is run with each of the ``seeds``, if
+    there are any, and tables show medians and the spread.
     """
 
     title: str = ""

@@ -8,7 +8,7 @@ from tools.figures.figure import Column, Figure, FigureTable, Row
 from tools.simulation.arms import ArmRuns, arms_of
 from tools.simulation.experiment import SLO, Search
 from tools.simulation.figures import label_of, labels_of
-from tools.simulation.plots import DEFAULT_FIGURES
+from tools.simulation.plots import DEFAULT_FIGURES, OCCUPANCY
 
 HELD = "Highest request rate that holds the goal"
 SPEED = "Speed of the simulator, one core for each arm"
@@ -24,6 +24,8 @@ def tables_of(values: dict[str, Any], num_requests: int, took_s: float) -> list[
         tables += [_by_x(config, arms, name) for name in config.get("figures") or DEFAULT_FIGURES]
     elif config.get("figures"):
         tables.append(_figures(config, arms, config["figures"]))
+    if config.get("plot_by") == OCCUPANCY:
+        tables.append(_occupancy(config, arms))
     return tables or [_speed(values["name"], num_requests, took_s)]
 
 
@@ -96,6 +98,27 @@ def _figures(config: dict[str, Any], arms: list[ArmRuns], names: list[str]) -> F
     return FigureTable(
         "Figures of each run", "run", tuple(Column(label.text, label.unit) for label in labels), tuple(rows)
     )
+
+
+def _occupancy(config: dict[str, Any], arms: list[ArmRuns]) -> FigureTable:
+    """A row for each arm's group of machines, at each rate."""
+    figures = {
+        "busy": Column("time with an iteration", "%", 1),
+        "tokens.mean": Column("mean tokens", decimals=0),
+        **{f"tokens.p{share}": Column(f"P{share} tokens", decimals=0) for share in (10, 50, 90)},
+        "at_most.16": Column("time with at most 16 tokens", "%", 1),
+    }
+    rows = []
+    for arm in arms:
+        for rate in arm.rates():
+            place = "" if len(arm.rates()) == 1 else f", {rate:g}/s"
+            for group in arm.runs(rate)[0][OCCUPANCY]:
+                cells = []
+                for name, column in figures.items():
+                    factor = 100.0 if column.unit == "%" else 1.0
+                    cells.append(_figure([factor * x for x in arm.values(rate, f"{OCCUPANCY}.{group}.{name}")]))
+                rows.append(Row(f"{_name(config, arm)}, {group} machines{place}", tuple(cells)))
+    return FigureTable("Tokens of iterations over time", "machines", tuple(figures.values()), tuple(rows))
 
 
 def _scaled(arm: ArmRuns, rate_per_s: float | None, name: str) -> list[float]:

@@ -6,11 +6,13 @@ from typing import Any, Final
 
 ROOTS: Final = (
     "classes",
+    "energy",
     "failovers",
     "fragmentation",
     "instances",
     "latency",
     "migration",
+    "occupancy",
     "preemption",
     "preemptions",
     "recovery_s",
@@ -47,6 +49,10 @@ _LATENCIES: Final = {
 _OTHERS: Final = {
     "rate_per_s": Label("Requests/s"),
     "failovers": Label("Requests that lost their worker"),
+    "energy.cap": Label("Mean cap, of full power", "%", 100.0),
+    "energy.power": Label("Mean power, of full power", "%", 100.0),
+    "energy.tokens_per_joule": Label("Output tokens per kJ", "", 1e3),
+    "energy.tokens_per_allowed_joule": Label("Output tokens per kJ that the caps allow", "", 1e3),
     "fragmentation.mean": Label("Mean fragmented memory", "%", 100.0),
     "fragmentation.p99": Label("P99 fragmented memory", "%", 100.0),
     "instances.mean": Label("Mean number of instances"),
@@ -57,6 +63,7 @@ _OTHERS: Final = {
     "migration.gap_s.p99": Label("P99 downtime of a migration", "ms", 1e3),
     "migration.gap_steps": Label("Downtime of a migration", "decode steps"),
     "preemption.requests_share": Label("Preempted requests", "%", 100.0),
+    "occupancy": Label("Tokens of iterations over time"),
     "recovery_s": Label("Recovery after the spike", "s"),
     "requests.completed": Label("Completed requests"),
     "slo.growth.e2e": Label("E2E slowdown's growth", "x"),
@@ -68,18 +75,20 @@ _CLASSES: Final = {"-1": "high priority", "0": "normal priority", "1": "low prio
 
 def label_of(name: str, own: Mapping[str, str] | None = None) -> Label:
     """A figure's words and unit; ``own`` are an experiment's, and come first. A figure without words keeps its name."""
-    known: Label = _OTHERS.get(name) or _latency_label(name) or Label(name)
+    known: Label = _OTHERS.get(name) or _patterned_label(name) or Label(name)
     return Label(own[name], known.unit, known.scale) if own and name in own else known
 
 
-def _latency_label(name: str) -> Label | None:
+def _patterned_label(name: str) -> Label | None:
     match name.split("."):
+        case ["energy", "groups", group, "cap"]:
+            return Label(f"Mean cap of {group} machines", "%", 100.0)
         case ["slo", "slowdown", latency, statistic]:
             return Label(f"{statistic.upper()} {latency.upper()} slowdown", "x")
         case ["latency", latency, statistic] if latency in _LATENCIES:
             kind = _LATENCIES[latency]
             return Label(f"{'Mean' if statistic == 'mean' else statistic.upper()} {kind.text}", kind.unit, kind.scale)
-        case ["classes", priority, *rest] if (label := _latency_label(".".join(rest))) is not None:
+        case ["classes", priority, *rest] if (label := _patterned_label(".".join(rest))) is not None:
             which = _CLASSES.get(priority, f"priority {priority}")
             return Label(f"{label.text}, {which}", label.unit, label.scale)
     return None

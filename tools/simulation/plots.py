@@ -20,6 +20,9 @@ _LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 _COLUMNS = 4
 _MAX_RATIO = 30.0  # of the highest bar to the lowest on a linear scale
+OCCUPANCY = "occupancy"
+"""What ``plot_by`` names to have the tokens of iterations plotted over time."""
+
 _METADATA = {"Software": None}  # otherwise the file holds the version of matplotlib
 
 
@@ -32,6 +35,8 @@ def write_plots(values: dict[str, Any], folder: Path) -> list[Path]:
     are_single = all(len(case["runs"]) == 1 and case["x"] is None for case in cases)
     if figures and config.get("plot_by") is None and are_single:
         return [_bars_of(whole, config, cases, figures)]
+    if config.get("plot_by") == OCCUPANCY:
+        return [_occupancy(whole, config, cases)]
     if "plot_by" in config:
         return [_plot(whole, config, cases, config["plot_by"])]
     if all(case["x"] is not None for case in cases):
@@ -105,6 +110,28 @@ def _bars_of(file: Path, config: dict[str, Any], cases: list[dict[str, Any]], na
         if shown and max(shown) > _MAX_RATIO * min(shown):
             axis.set_yscale("log")
     _legend(axes[0])
+    return _save(file)
+
+
+def _occupancy(file: Path, config: dict[str, Any], cases: list[dict[str, Any]]) -> Path:
+    """The share of time in which a machine's iteration holds at most so many tokens: a line for each group of machines,
+    and axes for each rate.
+    """
+    rates = sorted({run["rate_per_s"] for case in cases for run in case["runs"]}, key=lambda rate: rate or 0.0)
+    arm_labels = labels_of(config.get("arms", ()))
+    for axis, rate in zip(_axes(len(rates)), rates, strict=True):
+        for case in cases:
+            for run in case["runs"]:
+                for group, found in run[OCCUPANCY].items() if run["rate_per_s"] == rate else ():
+                    points = sorted((int(step), share) for step, share in found["at_most"].items())
+                    label = ", ".join(filter(None, (arm_labels[case["arm"]], group)))
+                    axis.step([step for step, _ in points], [share for _, share in points], where="post", label=label)
+        axis.set_xscale("symlog", base=2, linthresh=1)
+        axis.set_xlabel("tokens of the iteration; 0: there is none")
+        axis.set_ylabel("share of time with at most so many")
+        axis.set_ylim(0, 1.02)
+        axis.set_title("" if rate is None else f"{rate:g} requests/s", fontsize=10)
+        axis.legend(fontsize=8, loc="lower right")
     return _save(file)
 
 

@@ -15,20 +15,30 @@ the remaining instances would be over the lower bound without it, and only after
 because an instance that is needed again takes that long to come back. An instance that an operator cordoned counts as
 one that runs, and its memory does not count. While there is one, no instance ends. All state is soft.
 
-Pools (``core.pools``). What runs short is memory for requests that decode, so prompt instances and what they hold do
-not count. A new instance is mixed, and helps the pool that needs it. Only mixed instances are told to terminate,
-because the operator chose how many there are of each other role.
+Pools (``core.pools``). Prompts and tokens are scaled apart. Memory runs short where requests decode, so the freeness is
+that of token and mixed instances. Beside it, the pressure on each pool counts (``core.pools.pressure``): a pool whose
+pressure stays over 1 gets an instance. Starting instances and the forecast count there, too. If both pools are short,
+or an operator wants more instances, the more pressed pool gets the new one. Of the pools that would bear their load
+easily with one instance less, the least pressed one gives an instance. The last instance of a pool never ends. A pool
+that has lost its last instance counts as pressed without a bound, unless mixed instances do its work.
+
+The role of a new instance is decided when its start is ordered. The instance gets it after its first report, whatever
+its configuration says. If another instance comes back in the meantime, that one gets the role, because nothing tells
+the two apart.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple
 
+from actorserve.core.cluster.forecast import Demand, Forecast
+from actorserve.core.cluster.scaled_pools import PoolInstances, Pressures, spread
 from actorserve.core.effects import Effect, Send, StartWorker
 from actorserve.core.messages import Drain, InstanceRole, Peer
 from actorserve.core.placement.instance_view import InstanceView, NewInstance
+from actorserve.core.pools.pressure import EASY, PoolPressure
 
 MAX_PAUSE_S: Final = 300.0
 """If no start ever succeeds, another one is still tried once in this time."""
@@ -62,33 +72,55 @@ class ScalingConfig:
             )
 
 
-class _Sample(NamedTuple):
-    """The demand at a time: tokens of KV, and requests."""
+class _Start(NamedTuple):
+    """A start: when it was ordered, and the role that the new instance gets; None: as it is configured."""
 
-    now: float
-    num_tokens: float
-    num_requests: int
+    ordered_s: float
+    role: InstanceRole | None
+
+
+class _Lasting:
+    """Since when a condition has held."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def note(self, holds: bool, now: float) -> None:
+        if not holds:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now
+
+    def for_s(self, hold_s: float, now: float) -> bool:
+        """Whether it has held for so long."""
+        return self._since_s is not None and now >= self._since_s + hold_s
+
+    def forget(self) -> None:
+        self._since_s = None
 
 
 class Scaling:
     """Decides when an instance starts or ends."""
 
-    def __init__(self, config: ScalingConfig) -> None:
+    def __init__(self, config: ScalingConfig, pressure: PoolPressure) -> None:
         self.mean_freeness: float | None = None  # in iterations, as predicted; None while there is no instance
         self.warm_up_s = 0.0  # how long the last start took, from the order to the first report
         self.config = config
         self.target: int | None = None  # how many instances an operator wants; None: as many as the load needs
-        self._samples: deque[_Sample] = deque()
-        self._starting_s: deque[float] = deque()  # when each start was ordered
+        self._pressure = pressure
+        self._forecast = Forecast()
+        self._starting: deque[_Start] = deque()
         self._num_initial = config.num_initial  # how many of these instances have not reported yet
         self._initial_until_s: float | None = None  # how long they are waited for; None before the first round
         self._num_failures = 0  # starts that failed since one last succeeded
         self._has_failed = False  # whether a start has failed since the last round
         self._paused_until_s = -inf
         self._has_reported: dict[Peer, bool] = {}  # of each instance that is up
-        self._below_since_s: float | None = None
-        self._above_since_s: float | None = None
-        self._too_few_since_s: float | None = None
+        self._tokens_short = _Lasting()
+        self._tokens_ample = _Lasting()
+        self._prompts_short = _Lasting()
+        self._prompts_ample = _Lasting()
+        self._too_few = _Lasting()
 
     def set_config(self, config: ScalingConfig) -> None:
         """Decide by these bounds from the next round on."""
@@ -96,27 +128,34 @@ class Scaling:
 
     @property
     def num_starting(self) -> int:
-        return self._num_initial + len(self._starting_s)
+        return self._num_initial + len(self._starting)
 
     def on_up(self, peer: Peer) -> None:
         self._has_reported.setdefault(peer, False)
 
-    def on_report(self, peer: Peer, now: float) -> None:
-        """The first report of an instance ends a start: an initial one if any is left, else the one ordered first."""
-        if self._has_reported.get(peer) is False:
-            self._has_reported[peer] = True
-            if self._num_initial:
-                self._num_initial -= 1
-            elif self._starting_s:
-                self.warm_up_s = now - self._starting_s.popleft()
-                self._num_failures = 0
-                self._has_failed = False
-                self._paused_until_s = -inf
+    def on_report(self, peer: Peer, now: float) -> InstanceRole | None:
+        """The first report of an instance ends a start: an initial one if any is left, else the one ordered first.
+
+        Returns the role that the instance was started for; None: it keeps its own.
+        """
+        if self._has_reported.get(peer) is not False:
+            return None
+        self._has_reported[peer] = True
+        if self._num_initial:
+            self._num_initial -= 1
+        elif self._starting:
+            start = self._starting.popleft()
+            self.warm_up_s = now - start.ordered_s
+            self._num_failures = 0
+            self._has_failed = False
+            self._paused_until_s = -inf
+            return start.role
+        return None
 
     def on_start_failed(self) -> None:
         """The start that was ordered last has failed. Another one may be ordered after a pause."""
-        if self._starting_s:
-            self._starting_s.pop()
+        if self._starting:
+            self._starting.pop()
             self._fail()
 
     def on_down(self, peer: Peer) -> None:
@@ -139,35 +178,34 @@ class Scaling:
         present = [view for view in views if not view.is_closed]  # even if their reports are stale
         num_closed = sum(view.is_closed and (view.told_to_come_back or not view.is_terminating) for view in views)
         count = len(present) + num_closed + max(self.num_starting, num_new)
-        decoding = [view for view in present if view.role is not InstanceRole.PROMPT]
-        self._sample(decoding, num_waiting, waiting_tokens, now)
-        capacity_tokens = sum(map(_capacity_tokens, decoding), 0.0) / max(1, len(decoding))
-        self.mean_freeness = self._predict(capacity_tokens * (len(decoding) + self.num_starting))
-        self._note_bounds(count, now)
+        found = PoolInstances(present)
+        self._sample(found, num_waiting, waiting_tokens, now)
+        capacity_tokens = sum(map(_capacity_tokens, found.decoding), 0.0) / max(1, len(found.decoding))
+        num_coming = self.num_starting - self._num_coming_prompts
+        num_decoding = len(found.decoding) + num_coming
+        self.mean_freeness = self._predict_freeness(capacity_tokens * num_decoding) if found.decoding else None
+        pressures = self._pressures(found)
+        self._note_bounds(found, pressures, count, now)
         if count < self._most and now >= self._paused_until_s and self._is_short(count, now):
+            role = self._role_to_add(found, pressures, now)
             self._reset_bounds()
-            self._starting_s.append(now)
-            effects.append(StartWorker())
-        elif (
-            count == len(present) == len(instances)  # no instance is starting or terminating
-            and (mixed := [view for view in decoding if view.role is InstanceRole.MIXED])
-            and self._is_one_too_many(count, capacity_tokens * (len(decoding) - 1), now)
-        ):
-            self._reset_bounds()
-            terminating = min(mixed, key=lambda view: (_num_requests(view), view.peer))
-            effects.append(Send(terminating.peer, Drain()))
-            return effects, terminating
+            self._starting.append(_Start(now, role))
+            effects.append(StartWorker(role))
+        elif count == len(present) == len(instances):  # no instance is starting or terminating
+            terminating = self._to_end(found, pressures, count, capacity_tokens, now)
+            if terminating is not None:
+                self._reset_bounds()
+                effects.append(Send(terminating.peer, Drain()))
+                return effects, terminating
         return effects, None
 
     def validate(self) -> None:
         """Raises: AssertionError if the accounts of starts or the samples are out of bounds."""
         assert 0 <= self._num_initial <= self.config.num_initial, "the number of initial instances only falls"
-        assert len(self._starting_s) <= self.config.max_workers, "no more starts are ordered than workers may run"
-        assert list(self._starting_s) == sorted(self._starting_s), (
-            "starts stand in the order in which they were ordered"
-        )
-        times_s = [sample.now for sample in self._samples]
-        assert times_s == sorted(times_s), "samples stand in order of time"
+        assert len(self._starting) <= self.config.max_workers, "no more starts are ordered than workers may run"
+        ordered_s = [start.ordered_s for start in self._starting]
+        assert ordered_s == sorted(ordered_s), "starts stand in the order in which they were ordered"
+        self._forecast.validate()
         assert self._num_failures or not self._has_failed, "a failed start is counted"
 
     # --- starts ------------------------------------------------------------------------------------------------------
@@ -178,8 +216,8 @@ class Scaling:
             self._initial_until_s = now + self.config.start_timeout_s
         if self._initial_until_s <= now:
             self._num_initial = 0
-        while self._starting_s and self._starting_s[0] + self.config.start_timeout_s <= now:
-            self._starting_s.popleft()
+        while self._starting and self._starting[0].ordered_s + self.config.start_timeout_s <= now:
+            self._starting.popleft()
             self._fail()
         if self._has_failed:
             self._has_failed = False
@@ -190,69 +228,125 @@ class Scaling:
         self._num_failures += 1
         self._has_failed = True
 
+    @property
+    def _num_coming_prompts(self) -> int:
+        """How many prompt instances were ordered, and have not reported yet."""
+        return sum([start.role is InstanceRole.PROMPT for start in self._starting])
+
     # --- the bounds --------------------------------------------------------------------------------------------------
 
-    def _note_bounds(self, count: int, now: float) -> None:
-        """Remember since when the mean freeness, or the number of instances, has been out of its bounds."""
-        is_below = self.mean_freeness is not None and self.mean_freeness < self.config.scale_out_below
-        is_above = self.mean_freeness is not None and self.mean_freeness > self.config.scale_in_above
-        self._below_since_s = _since(is_below, self._below_since_s, now)
-        self._above_since_s = _since(is_above, self._above_since_s, now)
-        self._too_few_since_s = _since(count < self.config.min_workers, self._too_few_since_s, now)
+    def _pressures(self, found: PoolInstances) -> Pressures:
+        """How pressed the pools are, with the instances that are starting. Initial ones may be of either pool."""
+        num_prompts = len(found.prompts) + self._num_coming_prompts + self._num_initial
+        num_tokens = len(found.decoding) + self.num_starting - self._num_coming_prompts
+        if not found.has_pools:
+            return Pressures(0.0, 0.0, num_prompts, num_tokens)
+        of_tokens = self._pressure.of_tokens(found.decoding, found.prompts) if found.decoding else 0.0
+        prompts = 0.0
+        if found.prompt_role is InstanceRole.PROMPT:
+            prompts = spread(self._predict_prompt_instances(), num_prompts)
+        return Pressures(prompts, spread(of_tokens * len(found.decoding), num_tokens), num_prompts, num_tokens)
+
+    def _note_bounds(self, found: PoolInstances, pressures: Pressures, count: int, now: float) -> None:
+        """Remember since when pools, or the number of instances, have been out of their bounds."""
+        freeness, config = self.mean_freeness, self.config
+        is_below = freeness is not None and freeness < config.scale_out_below
+        self._tokens_short.note(is_below or pressures.tokens > 1.0, now)
+        self._tokens_ample.note(freeness is not None and freeness > config.scale_in_above, now)
+        self._prompts_short.note(pressures.prompts > 1.0, now)
+        num_left = len(found.ending_prompts) - 1
+        self._prompts_ample.note(num_left > 0 and self._predict_prompt_instances() / num_left <= EASY, now)
+        self._too_few.note(count < config.min_workers, now)
 
     @property
     def _most(self) -> int:
         """How many instances may run."""
         return self.config.max_workers if self.target is None else self.target
 
-    def _is_one_too_many(self, count: int, capacity_tokens: float, now: float) -> bool:
-        """Whether one of ``count`` instances is to end. The others have this capacity."""
-        if self.target is not None:
-            return count > self.target
-        is_free = (self._predict(capacity_tokens) or -inf) >= self.config.scale_out_below
-        return self._is_ample(now) and count > self.config.min_workers and is_free
-
     def _is_short(self, count: int, now: float) -> bool:
-        """Whether freeness has been too low, or instances too few, for long enough."""
+        """Whether a pool has been short, or instances too few, for long enough."""
         if self.target is not None:
             return count < self.target
-        hold_s = self.config.hold_s
-        return _has_lasted(self._below_since_s, hold_s, now) or _has_lasted(self._too_few_since_s, hold_s, now)
+        lasting = (self._tokens_short, self._prompts_short, self._too_few)
+        return any(condition.for_s(self.config.hold_s, now) for condition in lasting)
 
-    def _is_ample(self, now: float) -> bool:
-        """Whether freeness has been high for long enough."""
-        return _has_lasted(self._above_since_s, max(self.config.hold_s, self.warm_up_s), now)
+    def _role_to_add(self, found: PoolInstances, pressures: Pressures, now: float) -> InstanceRole | None:
+        """The role for one more instance: that of the pool that is short, or of the more pressed one."""
+        if not found.has_pools:
+            return None
+        hold_s = self.config.hold_s
+        for_prompts, for_tokens = self._prompts_short.for_s(hold_s, now), self._tokens_short.for_s(hold_s, now)
+        if self.target is not None or for_prompts == for_tokens:
+            for_prompts = pressures.is_more_on_prompts
+        return found.prompt_role if for_prompts else found.token_role
+
+    def _to_end(
+        self, found: PoolInstances, pressures: Pressures, count: int, capacity_tokens: float, now: float
+    ) -> InstanceView | None:
+        """The instance that is to end, if one of ``count`` is too many. Each one that decodes has this capacity."""
+        if count <= (self.config.min_workers if self.target is None else self.target):
+            return None
+        prompts, decoding = found.ending_prompts, found.ending_decoding
+        if self.target is None:
+            rest_s = max(self.config.hold_s, self.warm_up_s)
+            if not self._prompts_ample.for_s(rest_s, now):
+                prompts = []
+            num_left = len(found.decoding) - 1
+            is_free = (self._predict_freeness(capacity_tokens * num_left) or -inf) >= self.config.scale_out_below
+            is_easy = pressures.tokens * len(found.decoding) <= EASY * num_left
+            if not (self._tokens_ample.for_s(rest_s, now) and is_free and is_easy):
+                decoding = []
+        ending = prompts or decoding
+        if prompts and decoding:
+            ending = decoding if pressures.is_more_on_prompts else prompts
+        return min(ending, key=lambda view: (_num_requests(view), view.peer)) if ending else None
 
     def _reset_bounds(self) -> None:
         """Forget how long a bound has been crossed, because the decision has to take effect first."""
-        self._below_since_s = self._above_since_s = self._too_few_since_s = None
+        for condition in (
+            self._tokens_short,
+            self._tokens_ample,
+            self._prompts_short,
+            self._prompts_ample,
+            self._too_few,
+        ):
+            condition.forget()
 
     # --- the forecast ------------------------------------------------------------------------------------------------
 
-    def _sample(self, present: Sequence[InstanceView], num_waiting: int, waiting_tokens: int, now: float) -> None:
-        """Sample the demand. The memory is left out, because instances that come and go make no trend."""
-        if not present:
-            self._samples.clear()
+    def _sample(self, found: PoolInstances, num_waiting: int, waiting_tokens: int, now: float) -> None:
+        """Sample the demand."""
+        if not found.decoding and not found.prompts:
+            self._forecast.clear()
             return
-        num_tokens = waiting_tokens + sum(map(_demand_tokens, present), 0.0)
-        num_requests = num_waiting + sum(map(_num_requests, present))
-        self._samples.append(_Sample(now, num_tokens, num_requests))
-        while self._samples[0].now < now - max(self.config.hold_s, self.warm_up_s):
-            self._samples.popleft()
+        num_tokens = waiting_tokens + sum(map(_demand_tokens, found.decoding), 0.0)
+        num_requests = num_waiting + sum(map(_num_requests, found.decoding))
+        num_prompt_instances = 0.0
+        if found.prompts:
+            num_prompt_instances = self._pressure.of_prompts(found.prompts, waiting_tokens, now) * len(found.prompts)
+        demand = Demand(now, num_tokens, float(num_requests), num_prompt_instances)
+        self._forecast.add(demand, max(self.config.hold_s, self.warm_up_s))
 
-    def _predict(self, capacity_tokens: float) -> float | None:
+    def _predict_freeness(self, capacity_tokens: float) -> float | None:
         """The mean freeness now or when a start would be over, whichever is less, in a cluster of this capacity."""
-        if not self._samples:
+        last = self._forecast.last
+        if last is None:
             return None
-        last, ahead_s = self._samples[-1], self.warm_up_s
-        freeness = (capacity_tokens - last.num_tokens) / max(1, last.num_requests)
-        if not ahead_s or last.now - self._samples[0].now < self.config.hold_s / 2:
+        freeness = (capacity_tokens - last.num_tokens) / max(1.0, last.num_requests)
+        then = self._demand_then()
+        if then is None:
             return freeness
-        tokens_then = last.num_tokens + ahead_s * _slope([(sample.now, sample.num_tokens) for sample in self._samples])
-        num_then = last.num_requests + ahead_s * _slope(
-            [(sample.now, float(sample.num_requests)) for sample in self._samples]
-        )
-        return min(freeness, (capacity_tokens - max(0.0, tokens_then)) / max(1.0, num_then))
+        return min(freeness, (capacity_tokens - then.num_tokens) / max(1.0, then.num_requests))
+
+    def _predict_prompt_instances(self) -> float:
+        """How many prompt instances are needed now or when a start would be over, whichever is more."""
+        last, then = self._forecast.last, self._demand_then()
+        now = 0.0 if last is None else last.num_prompt_instances
+        return now if then is None else max(now, then.num_prompt_instances)
+
+    def _demand_then(self) -> Demand | None:
+        """The demand when a start would be over; None if it is not known."""
+        return self._forecast.after(self.warm_up_s, self.config.hold_s / 2) if self.warm_up_s else None
 
 
 def _capacity_tokens(view: InstanceView) -> float:
@@ -273,20 +367,3 @@ def _demand_tokens(view: InstanceView) -> float:
 
 def _num_requests(view: InstanceView) -> int:
     return view.num_running + view.report.num_waiting
-
-
-def _since(holds: bool, since_s: float | None, now: float) -> float | None:
-    """Since when a condition has held; None if it does not hold."""
-    return (now if since_s is None else since_s) if holds else None
-
-
-def _has_lasted(since_s: float | None, hold_s: float, now: float) -> bool:
-    return since_s is not None and now >= since_s + hold_s
-
-
-def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """The slope of the line that fits the points best (least squares); 0 if all points have the same time."""
-    mean_x = sum(x for x, _ in points) / len(points)
-    mean_y = sum(y for _, y in points) / len(points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread else 0.0

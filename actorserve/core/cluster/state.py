@@ -37,6 +37,7 @@ from actorserve.core.messages import (
     ActsDone,
     Answer,
     Command,
+    InstanceRole,
     LoadReport,
     Message,
     Orders,
@@ -64,6 +65,7 @@ from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import NewInstance
 from actorserve.core.placement.rules import DISPATCH_RULES
 from actorserve.core.pools.cluster_scheduler import ClusterScheduler, Pair
+from actorserve.core.pools.pressure import PoolPressure
 from actorserve.core.pools.sizing import PoolSizing
 from actorserve.core.timing.speeds import InstanceSpeeds
 
@@ -92,12 +94,13 @@ class ClusterState:
         )
         self.scheduler = ClusterScheduler(config.pools, self.fleet)
         self._speeds = InstanceSpeeds()
-        self.sizing = PoolSizing(config.pools, self.fleet, self._speeds) if config.pools.follow_load else None
+        self.pressure = PoolPressure(config.pools, self._speeds)
+        self.sizing = PoolSizing(self.fleet, self._speeds, self.pressure) if config.pools.follow_load else None
         across_kinds = config.pools.across_kinds
         self.pairing = None
         if config.migration is not None:
             self.pairing = Pairing(config.migration, self.fleet, across_kinds=across_kinds)
-        self.scaling = None if config.scaling is None else Scaling(config.scaling)
+        self.scaling = None if config.scaling is None else Scaling(config.scaling, self.pressure)
         self.checkpoint_ring = CheckpointRing() if config.checkpoints else None
         self.queue = ClusterQueue(
             lambda priority: config.promote_after_s_of.get(priority, config.promote_after_s), config.min_share
@@ -244,8 +247,10 @@ class ClusterState:
         self.scheduler.on_report(view, now)
         if self.pairing is not None:
             self.pairing.on_report(view)
-        if self.scaling is not None:
-            self.scaling.on_report(peer, now)
+        role = None if self.scaling is None else self.scaling.on_report(peer, now)
+        if role is not None and role is not view.role:
+            effects += self.operators.orders.assign(view, role)
+            self.operators.events.add(now, "role", peer.name, f"{role}, because it was started for that pool")
 
     def _has_rounds(self) -> bool:
         """Whether there is anything that a round could decide."""
@@ -259,11 +264,15 @@ class ClusterState:
             instances = self.fleet.instances.values()
             decided, terminating = self.scaling.round(instances, len(self.queue), self.queue.num_tokens, now)
             effects += decided
-            if StartWorker() in decided:
-                self.operators.events.add(now, "scale", "cluster", "one more worker is started")
+            for effect in decided:
+                if isinstance(effect, StartWorker):
+                    self.operators.events.add(now, "scale", "cluster", _start_text(effect.role))
             if terminating is not None:
+                text = "it is not needed now, and ends"
+                if self.fleet.has_roles:
+                    text = f"it is not needed now in the {terminating.role} pool, and ends"
                 self.fleet.drain(terminating)
-                self.operators.events.add(now, "scale", terminating.peer.name, "it is not needed now, and ends")
+                self.operators.events.add(now, "scale", terminating.peer.name, text)
         if self.sizing is not None:
             fixed = self.operators.orders.with_roles
             for view, role in self.sizing.round(now, self.queue.num_tokens, fixed):
@@ -359,8 +368,8 @@ class ClusterState:
         place, waited_s = waiting.place, now - waiting.since_s
         placed = self.fleet.place(pair.prompt, waiting.gateway, place, now, waited_s, pair.token)
         effects.append(Send(waiting.gateway, placed))
-        if self.sizing is not None:
-            self.sizing.on_place(pair.prompt, place.num_tokens, now)
+        if self.sizing is not None or self.scaling is not None:
+            self.pressure.on_place(pair.prompt, place.num_tokens, now)
 
     def _refuse(
         self, waiting: WaitingRequest, reason: RefusalReason, retry_after_s: float, effects: list[Effect]
@@ -456,3 +465,10 @@ class ClusterState:
         if new is not None and self.fleet.admits_any(Need(new.kind, new.avoid), (new.num_tokens,)):
             return True
         return any(self.fleet.admits_any(need, sizes) for need, sizes in self.queue.sizes.items())
+
+
+def _start_text(role: InstanceRole | None) -> str:
+    """What operators read about a start."""
+    if role is None:
+        return "one more worker is started"
+    return f"one more worker is started for the {role} pool, because that pool is more pressed"

@@ -87,9 +87,9 @@ class InstanceState:
         self.checkpoint_store = CheckpointStore(pools, rows, _KEEP_AFTER_DEATH_S, effects)
         self.memory = KVMemory(pools, self.checkpoint_store, effects, rows, prefix_cache=config.prefix_cache)
         self._token_budget = (
-            WholePrompts(config.max_batch_tokens, times)
+            WholePrompts(config.max_batch_tokens, times, config.max_prompt_tokens)
             if config.whole_prompts
-            else TokenBudget(config.tpot_target_s, config.max_batch_tokens, times)
+            else TokenBudget(config.tpot_target_s, config.max_batch_tokens, times, config.max_prompt_tokens)
         )
         self.batcher = Batcher(
             self.memory,
@@ -100,6 +100,7 @@ class InstanceState:
             max_batch_requests=config.max_batch_requests,
             max_batch_tokens=config.max_batch_tokens,
             max_tokens=config.max_tokens,
+            max_decode_wait_s=config.max_decode_wait_s,
         )
         parts = InstanceParts(config, self.requests, self.memory, policy, times, self.batcher, effects)
         self.steps = Steps(parts, make_plan)

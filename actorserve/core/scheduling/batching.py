@@ -16,6 +16,7 @@ from actorserve.core.scheduling.batch import Batch
 from actorserve.core.scheduling.policy import SchedulingPolicy
 from actorserve.core.scheduling.swapping import SwapMode, Swapper
 from actorserve.core.scheduling.token_budget import TokenBudget
+from actorserve.core.scheduling.whole_prompts import LeftOut
 from actorserve.core.timing.step_times import StepTimes
 
 
@@ -33,8 +34,11 @@ class Batcher:
         max_batch_requests: int,
         max_batch_tokens: int,
         max_tokens: int,
+        max_decode_wait_s: float,
     ) -> None:
-        """``max_tokens`` is the length of the longest request that can be served."""
+        """``max_tokens`` is the length of the longest request that can be served. A decode that prompts have kept out
+        of the batch for ``max_decode_wait_s`` goes before them.
+        """
         self._memory = memory
         self._policy = policy
         self._token_budget = token_budget
@@ -51,6 +55,7 @@ class Batcher:
             max_batch_tokens=max_batch_tokens,
             max_tokens=max_tokens,
         )
+        self._left_out = LeftOut(max_decode_wait_s)
         self._has_waited_for_copies = False
         self._blocked_since_s = 0.0
         self._num_blocked = 0
@@ -123,6 +128,7 @@ class Batcher:
         """What ``plan`` gives if all requests, in this order, decode in one batch and have their blocks."""
         self._blocked_since_s = now
         self.order = order
+        self._left_out.note((), now)
         budget = self._token_budget.begin(len(order), num_context_tokens)
         return Batch([(request, 1) for request in order], budget)
 
@@ -133,7 +139,7 @@ class Batcher:
             self._has_waited_for_copies = self._memory.is_copying
             if self._memory.is_copying:
                 return Batch([], None)
-        return self._fill(order, admitted)
+        return self._fill(order, admitted, now)
 
     def _too_large_now(self, order: Sequence[Request]) -> list[Request]:
         """The requests without device blocks that would not fit even alone, because memory is short now."""
@@ -142,7 +148,7 @@ class Batcher:
             return []
         return [request for request in order if not request.blocks and self._memory.blocks_of(request) > num_usable]
 
-    def _fill(self, order: Sequence[Request], admitted: set[Request]) -> Batch:
+    def _fill(self, order: Sequence[Request], admitted: set[Request], now: float) -> Batch:
         """The batch of the requests that can run, from the front of the order."""
         memory = self._memory
         runnable = [
@@ -150,7 +156,8 @@ class Batcher:
         ]
         due = runnable[: self._max_rows]
         decodes = [request for request in due if request.num_uncomputed == 1 and request not in admitted]
-        budget = self._token_budget.begin(len(decodes), _num_context_tokens(decodes))
+        overdue = self._left_out.overdue(decodes, now)
+        budget = self._token_budget.begin(len(decodes), _num_context_tokens(decodes), len(overdue))
         rows: list[tuple[Request, int]] = []
         decodes = []
         is_full = False  # of prefills
@@ -169,10 +176,14 @@ class Batcher:
                         continue  # blocks that it would have shared were evicted meanwhile
                     self._swapper.admit(request)
                 rows.append((request, budget.take(request.num_uncomputed, request.num_fed)))
+        left_out: set[Request] = set()
         if budget.max_decodes is not None and len(decodes) > budget.max_decodes:
-            waiting = set(decodes[budget.max_decodes :])
-            rows = [row for row in rows if row[0] not in waiting]
+            if overdue:
+                decodes.sort(key=lambda request: request not in overdue)
+            left_out = set(decodes[budget.max_decodes :])
+            rows = [row for row in rows if row[0] not in left_out]
             del decodes[budget.max_decodes :]
+        self._left_out.note(left_out, now)
         if len(decodes) != budget.iteration.num_decodes:
             # Prefills that got no tokens left their rows to decodes behind them.
             budget.iteration.set_decodes(len(decodes), _num_context_tokens(decodes))

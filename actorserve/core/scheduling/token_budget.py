@@ -8,7 +8,8 @@ Here the budget is found anew for each iteration, from the profile corrected by 
 (``core.timing.step_times``). So it follows the number of decodes, the lengths of contexts and prompts, the machine, and
 other users of the machine. If no decode runs, no request waits for its next token, and only ``max_batch_tokens`` bounds
 the iteration. The same holds on a prompt instance (Splitwise, section 4.3): what decodes there is about to move away,
-and would delay all the prompts behind it.
+and would delay all the prompts behind it. But its prefills get at most ``max_prompt_tokens`` in an iteration, because
+larger batches compute no more prompt tokens in a second, and all their prompts wait for the last one.
 """
 
 import math
@@ -21,26 +22,39 @@ MIN_PREFILL_TOKENS = 16
 ``max_batch_tokens`` must exceed the largest possible number of decodes by this many; other settings are refused.
 """
 
+MAX_PROMPT_TOKENS = 2048
+"""Splitwise's limit for prompt machines (section 4.3)."""
+
 _AIM = 0.95  # of the target, because the duration omits the time between iterations, and noise goes both ways
 
 
 class TokenBudget:
     """Finds how many prefill tokens fit into the target together with an iteration's decodes."""
 
-    def __init__(self, target_s: float, max_batch_tokens: int, times: StepTimes) -> None:
+    def __init__(
+        self, target_s: float, max_batch_tokens: int, times: StepTimes, max_prompt_tokens: int = MAX_PROMPT_TOKENS
+    ) -> None:
         """``target_s`` is for an iteration with decodes, infinite for no target; ``max_batch_tokens`` is for all its
-        rows; ``times`` says how long iterations take.
+        rows, and ``max_prompt_tokens`` for its prefills if prompts go first; ``times`` says how long iterations take.
         """
         self.prompts_first = False  # whether prefills may delay decodes
         self._aim_s = _AIM * target_s
+        self._max_prompt_tokens = max_prompt_tokens
         self._max_batch_tokens = max_batch_tokens
         self._times = times
 
-    def begin(self, num_decodes: int, num_context_tokens: int) -> "IterationBudget":
-        """Plan an iteration with so many decodes, which attend to ``num_context_tokens`` together."""
+    def begin(self, num_decodes: int, num_context_tokens: int, num_overdue: int = 0) -> "IterationBudget":
+        """Plan an iteration with so many decodes, which attend to ``num_context_tokens`` together. ``num_overdue`` of
+        them have waited too long, and must get their tokens whatever prefills want.
+        """
         iteration = Iteration(self._times.profile, num_decodes, num_context_tokens)
         aim_s = self._aim_s if num_decodes and not self.prompts_first else math.inf
-        return IterationBudget(iteration, aim_s, self._max_batch_tokens - num_decodes, self._times)
+        return IterationBudget(iteration, aim_s, self._most_prompt_tokens(num_decodes), self._times)
+
+    def _most_prompt_tokens(self, num_others: int) -> int:
+        """How many tokens prefills may have beside ``num_others`` other tokens."""
+        num_left = self._max_batch_tokens - num_others
+        return min(num_left, self._max_prompt_tokens) if self.prompts_first else num_left
 
 
 class IterationBudget:

@@ -1,6 +1,6 @@
 """Auto-scaling over virtual time: when instances are started and told to end, and what counts as capacity."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,99 +8,9 @@ import pytest
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.scaling import MAX_PAUSE_S, ScalingConfig
 from actorserve.core.cluster.state import ClusterState
-from actorserve.core.effects import Effect, Send, StartWorker
-from actorserve.core.messages import (
-    Drain,
-    InstanceRole,
-    LoadReport,
-    Message,
-    ModelInfo,
-    Peer,
-    PeerDown,
-    PeerUp,
-    Place,
-    Role,
-    StartFailed,
-    Tick,
-    WorkerInfo,
-)
-from tests.core.harness.coordinator import handle_validated
+from actorserve.core.messages import Peer, Place, StartFailed
 from tests.core.harness.fleets import GATEWAY
-
-TOTAL = 1000  # blocks of a token and a byte each
-CONFIG = ScalingConfig(max_workers=4, scale_out_below=20.0, scale_in_above=100.0, hold_s=2.0, start_timeout_s=30.0)
-
-
-@dataclass
-class Load:
-    """An instance's report."""
-
-    needed: int = 0
-    running: int = 0
-    fields: dict[str, int | bool | InstanceRole] = field(default_factory=dict)
-
-
-class Cluster:
-    """A coordinator that scales, and instances that report every fourth of a second."""
-
-    def __init__(self, *loads: Load, config: ScalingConfig = CONFIG) -> None:
-        self.now = 0.0
-        self.sequence = 0
-        self.state = ClusterState(ClusterConfig(100, 1.0, report_ttl_s=1.0, scaling=config))
-        self.loads: dict[Peer, Load] = {}
-        self.effects: list[tuple[float, str]] = []  # when, and "start" or the instance that is told to end
-        self.handle(PeerUp(GATEWAY, Role.GATEWAY), 0.0)
-        for number, load in enumerate(loads):
-            self.come(f"worker-{number}", load)
-
-    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
-        return handle_validated(self.state, message, now, sender)
-
-    def come(self, name: str, load: Load) -> None:
-        peer = Peer(name, 1)
-        self.loads[peer] = load
-        self.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", ModelInfo("m", 100, TOTAL))), self.now)
-
-    def go(self, name: str) -> None:
-        del self.loads[Peer(name, 1)]
-        self.handle(PeerDown(Peer(name, 1)), self.now)
-
-    def run(self, seconds: float) -> list[tuple[float, str]]:
-        """The decisions in that time."""
-        first = len(self.effects)
-        for _ in range(round(seconds / 0.25)):
-            for peer, load in self.loads.items():
-                self._take(self.handle(self._report(load), self.now, peer))
-            self.now += 0.25
-            deadline = self.state.next_deadline()
-            assert deadline is not None
-            if deadline <= self.now:
-                self._take(self.handle(Tick(), self.now))
-        return self.effects[first:]
-
-    def _report(self, load: Load) -> LoadReport:
-        self.sequence += 1
-        fields = {"num_waiting": 0} | load.fields
-        return LoadReport(
-            sequence=self.sequence,
-            num_running=load.running,
-            kv_total_bytes=TOTAL,
-            kv_used_bytes=load.needed,
-            virtual_usage_bytes=load.needed,
-            bytes_per_block=1,
-            tokens_per_block=1,
-            num_preemptions=0,
-            kv_needed_bytes=load.needed,
-            **fields,  # type: ignore[arg-type]
-        )
-
-    def _take(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case StartWorker():
-                    self.effects.append((self.now, "start"))
-                case Send(to=to, message=Drain()):
-                    self.effects.append((self.now, to.name))
+from tests.core.harness.scaled import CONFIG, Cluster, Load
 
 
 def test_an_instance_is_started_when_room_stays_short() -> None:
@@ -313,18 +223,3 @@ def test_bounds_that_make_no_sense_are_refused(values: dict[str, float]) -> None
     """The minimum is at most the maximum, and workers do not start and end at the same load."""
     with pytest.raises(ValueError, match="must be"):
         ScalingConfig(**values)  # type: ignore[arg-type]
-
-
-def test_memory_of_prompt_instances_hides_no_shortage() -> None:
-    """Requests decode on other instances, so an empty prompt instance is no room for them."""
-    cluster = Cluster(Load(0, 0, {"role": InstanceRole.PROMPT}), Load(950, 10, {"role": InstanceRole.TOKEN}))
-    assert [what for _, what in cluster.run(3.0)] == ["start"]
-
-
-def test_only_mixed_instances_end() -> None:
-    """The operator chose how many instances there are of each other role."""
-    roles = InstanceRole.PROMPT, InstanceRole.TOKEN, InstanceRole.TOKEN
-    cluster = Cluster(*(Load(0, 0, {"role": role}) for role in roles))
-    assert cluster.run(10.0) == []
-    cluster.come("worker-3", Load(0, 0, {"role": InstanceRole.MIXED}))
-    assert [what for _, what in cluster.run(10.0)][:1] == ["worker-3"]

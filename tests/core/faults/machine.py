@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from actorserve.core.cluster.config import ClusterConfig
+from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.gateway.session import Session
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
@@ -48,8 +49,12 @@ SCHEDULINGS = [
     )
 ]
 PAIRING = PairingConfig(source_below=10.0, source_until=14.0, destination_above=18.0, ttl_s=2 * RETRY_S, rest_s=0.5)
+SCALING = ScalingConfig(
+    len(WORKERS), scale_out_below=12.0, scale_in_above=24.0, hold_s=RETRY_S / 4, start_timeout_s=2 * RETRY_S
+)
 CLUSTERS = (
     CLUSTER,
+    ClusterConfig(100, RETRY_S, promote_after_s=RETRY_S, migration=PAIRING, scaling=SCALING),
     ClusterConfig(100, RETRY_S, promote_after_s=RETRY_S, migration=PAIRING, checkpoints=True),
     ClusterConfig(100, RETRY_S, promote_after_s=RETRY_S, migration=PAIRING, max_queue_per_instance=1),
 )

@@ -154,6 +154,14 @@ def processes_die_and_start(machine: ClusterMachine, chance: Random) -> str:
     return f"{name} starts"
 
 
+def wanted_worker_starts(machine: ClusterMachine, chance: Random) -> str | None:
+    """A worker that the coordinator has asked for starts, and may be up before all know it."""
+    if not machine.world.start_wanted():
+        return None
+    machine.progress(chance.randint(0, 3))
+    return "one more"
+
+
 def death_is_noticed(machine: ClusterMachine, chance: Random) -> str | None:
     if not machine.world.pending_deaths:
         return None
@@ -203,6 +211,7 @@ RULES: Rules = {
     roles_change: 1,
     workers_part: 1,
     processes_die_and_start: 1,
+    wanted_worker_starts: 4,
     death_is_noticed: 2,
     worker_is_drained: 1,
     memory_changes: 1,

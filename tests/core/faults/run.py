@@ -36,6 +36,9 @@ LEAST_IN_100 = {
     "paired by the coordinator": 80,
     "instance reserved": 100,
     "placed after a wait": 200,
+    "started for a pool": 15,
+    "newcomer given a role": 8,
+    "ended by scaling": 20,
     "step with several priorities": 1500,
 }
 """How often each rare event happens at least in 100 histories, so that no change quietly stops a kind of fault."""

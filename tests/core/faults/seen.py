@@ -4,18 +4,20 @@ from collections import Counter
 from collections.abc import Sequence
 
 from actorserve.core.cluster.state import ClusterState
-from actorserve.core.effects import Effect, End, RunStep, Send
+from actorserve.core.effects import Effect, End, RunStep, Send, StartWorker
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     Copied,
     CopyFailed,
+    Drain,
     Keep,
     Message,
     MigrateTo,
     Peer,
     Placed,
     Release,
+    SetRole,
     Start,
     TransferKind,
     Withdrawn,
@@ -125,5 +127,11 @@ class Seen:
             match effect:
                 case Send(message=MigrateTo(num_bytes=num_bytes)) if num_bytes:
                     self.counts["paired by the coordinator"] += 1
+                case StartWorker(role=role):
+                    self.counts["started for a pool" if role else "started"] += 1
+                case Send(message=Drain()):
+                    self.counts["ended by scaling"] += 1
+                case Send(message=SetRole()):
+                    self.counts["newcomer given a role"] += 1
                 case Send(message=Placed(waited_s=waited_s)) if waited_s:
                     self.counts["placed after a wait"] += 1

@@ -90,7 +90,9 @@ class Instance:
         times: StepTimes | None = None,
     ) -> None:
         """``policy`` uses the same ``times``."""
-        self.state = InstanceState(config, policy or FirstComeFirstServed(), times or StepTimes(PROFILE))
+        self.state = InstanceState(
+            config, FirstComeFirstServed() if policy is None else policy, times or StepTimes(PROFILE)
+        )
         self.plan: StepPlan | None = None  # the oldest in flight
         self.next_plan: StepPlan | None = None  # planned while that one is in flight
         self.sent: list[Message] = []

@@ -7,7 +7,8 @@ from hypothesis import given, strategies as st
 from actorserve.core.messages import InstanceRole, Peer, Speed
 from actorserve.core.placement.instance_view import InstanceView
 from actorserve.core.pools.config import PoolsConfig
-from actorserve.core.pools.sizing import EASY, REST_S, WINDOW_S, PoolSizing
+from actorserve.core.pools.pressure import EASY, WINDOW_S, PoolPressure
+from actorserve.core.pools.sizing import REST_S, PoolSizing
 from actorserve.core.timing.speeds import InstanceSpeeds
 from tests.core.harness.fleets import MODEL, fleet_of, report
 
@@ -37,12 +38,13 @@ class Pools:
             tokens_per_s = (speeds or {}).get(view.peer.name, 100.0)
             known.learn(view.peer, Speed((100, 1000), (100 / tokens_per_s, 1000 / tokens_per_s), SHORTEST_S))
         config = PoolsConfig(follow_load=True, tpot_target_s=TPOT_TARGET_S, across_kinds=across_kinds)
-        self.sizing = PoolSizing(config, self.fleet, known)
+        self.pressure = PoolPressure(config, known)
+        self.sizing = PoolSizing(self.fleet, known, self.pressure)
         for view in views:
-            self.sizing.on_place(view, 0, began_s)
+            self.pressure.on_place(view, 0, began_s)
 
     def place(self, name: str, num_tokens: int, now: float = 0.0) -> None:
-        self.sizing.on_place(self.fleet.views[Peer(name, 1)], num_tokens, now)
+        self.pressure.on_place(self.fleet.views[Peer(name, 1)], num_tokens, now)
 
     def round(self, now: float = 0.0, num_waiting_tokens: int = 0, fixed: tuple[str, ...] = ()) -> dict[str, str]:
         """The new roles by name, which the instances have from then on."""
@@ -125,9 +127,10 @@ def test_the_shortest_iteration_presses_nothing() -> None:
     fleet, known = fleet_of(views), InstanceSpeeds()
     for view in views:
         known.learn(view.peer, Speed((100, 1000), (1.0, 10.0), 0.09))
-    sizing = PoolSizing(PoolsConfig(follow_load=True, tpot_target_s=TPOT_TARGET_S), fleet, known)
-    sizing.on_place(views[0], 0, LONG_AGO_S)
-    sizing.on_place(views[0], int(0.75 * 100 * WINDOW_S), 0.0)
+    pressure = PoolPressure(PoolsConfig(follow_load=True, tpot_target_s=TPOT_TARGET_S), known)
+    sizing = PoolSizing(fleet, known, pressure)
+    pressure.on_place(views[0], 0, LONG_AGO_S)
+    pressure.on_place(views[0], int(0.75 * 100 * WINDOW_S), 0.0)
     assert [role.value for _, role in sizing.round(0.0)] == [PROMPT.value]
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import InstanceRole, SetRole, StepPlan
 from actorserve.core.scheduling.policy import FirstComeFirstServed
-from actorserve.core.scheduling.token_budget import MIN_PREFILL_TOKENS, TokenBudget
+from actorserve.core.scheduling.token_budget import MAX_PROMPT_TOKENS, MIN_PREFILL_TOKENS, TokenBudget
 from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.core.timing.step_times import StepTimes
 from tests.core.harness.driver import CONFIG, PROFILE, Instance, spec
@@ -296,6 +296,17 @@ def test_prompts_come_first_on_a_prompt_instance() -> None:
     assert budget.begin(4, 400).take(2000, 0) < 1000
     budget.prompts_first = True
     assert budget.begin(4, 400).take(2000, 0) == 2000
+
+
+def test_a_prompt_instance_computes_so_many_prompt_tokens_at_once() -> None:
+    """Splitwise's limit holds whatever larger batch the engine could take, and on prompt instances alone."""
+    budget = TokenBudget(math.inf, 8192, StepTimes(profile_of(gpu)))
+    assert budget.begin(4, 400).take(5000, 0) == 5000
+    budget.prompts_first = True
+    iteration = budget.begin(4, 400)
+    assert (iteration.take(2000, 0), iteration.take(5000, 0)) == (2000, MAX_PROMPT_TOKENS - 2000)
+    assert not iteration.has_room_for(1)
+    assert TokenBudget(math.inf, 512, StepTimes(profile_of(gpu))).begin(4, 400).take(5000, 0) == 508
 
 
 @pytest.mark.parametrize(("role", "num_fed"), [(InstanceRole.MIXED, 16), (InstanceRole.PROMPT, 60)])

@@ -22,6 +22,7 @@ from actorserve.core.effects import (
     Meet,
     RunStep,
     Send,
+    StartWorker,
     SwapIn,
     SwapOut,
 )
@@ -47,10 +48,12 @@ from actorserve.core.messages import (
     SamplingParams,
     SetRole,
     Start,
+    StartFailed,
     Tick,
     Transfer,
     WorkerInfo,
 )
+from tests.core.harness.driver import PROFILE
 from tests.core.world.at_rest import check_at_rest
 from tests.core.world.blocks import check_blocks
 from tests.core.world.engines import Engines
@@ -96,6 +99,8 @@ class World(Engines):
         self.repeats: list[tuple[Link, Message]] = []  # messages that arrive again, maybe much later
         self.pending_deaths: list[tuple[Peer, Peer]] = []  # (survivor, dead)
         self.owners: dict[tuple[str, int], Peer] = {}  # of each (request, epoch) ever issued
+        self.num_workers = num_workers
+        self._num_wanted = 0  # workers that the coordinator has asked for
         self._incarnations: Counter[str] = Counter()
         self._watchers: list[Watcher] = [*protocol_rules(), *watchers]
         self.start(COORDINATOR)
@@ -146,11 +151,26 @@ class World(Engines):
         """An operator drains a worker, which reports when it has no requests left, and then ends."""
         self._handle(self.processes[name], Drain())
 
+    def start_wanted(self) -> bool:
+        """The first worker that does not run is started, if the coordinator has asked for one. False if not."""
+        names = (f"worker-{number}" for number in range(self.num_workers))
+        name = next((name for name in names if name not in self.processes), None)
+        if not self._num_wanted:
+            return False
+        self._num_wanted -= 1
+        if name is not None:
+            self.start(name)
+        elif COORDINATOR in self.processes:
+            self._handle(self.processes[COORDINATOR], StartFailed())
+        return True
+
     def _replace_drained(self) -> None:
+        """Workers that have drained end. They start again, unless the coordinator decides how many run."""
         for name, process in list(self.processes.items()):
             if process.drained:
                 self.kill(name)
-                self.start(name)
+                if self.cluster.scaling is None:
+                    self.start(name)
 
     def make(self, peer: Peer) -> Process:
         """A fresh process, not yet part of the world."""
@@ -175,7 +195,7 @@ class World(Engines):
         worker = None
         if other.engine:
             access = KVAccess("fake", address=str(self.lives.index(other)))
-            worker = WorkerInfo(other.engine.kind, other.engine.model, kv=access)
+            worker = WorkerInfo(other.engine.kind, other.engine.model, PROFILE.speed(), kv=access)
         process.met[other.peer] = PeerUp(other.peer, other.role, worker)
         self._handle(process, process.met[other.peer])
 
@@ -361,6 +381,8 @@ class World(Engines):
             for survivor, dead in list(self.pending_deaths):
                 self.tell_death(survivor, dead)
             self.progress()
+            while self.start_wanted():
+                pass
             ended = all(client.end or client.closed for client in self.clients.values())
             if ended and not self.links and not self._occupied():
                 return
@@ -416,6 +438,8 @@ class World(Engines):
             case Drained():
                 assert not process.drained, "drained twice"
                 process.drained = True
+            case StartWorker():
+                self._num_wanted += 1
             case SwapOut() | SwapIn():
                 assert process.engine is not None
                 process.copies.append(effect)

@@ -1,0 +1,1 @@
+"""The power of simulated machines, and its caps."""
