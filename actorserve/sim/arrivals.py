@@ -58,13 +58,16 @@ def _arrivals(config: RunConfig, times: Iterator[float], pairs: Sequence[LengthP
     by_priority = sorted((int(name), share) for name, share in config.priorities.items())
     names, shares = [name for name, _ in by_priority], [share for _, share in by_priority]
     classes, places = config.lengths.classes, range(len(pairs))
-    class_shares = [class_.share for class_ in classes]
+    class_shares, turn_s = [class_.share for class_ in classes], config.lengths.turn_s
     max_tokens = config.cluster.max_tokens
     prefixes = config.prefixes
     for at_s in times:
         if config.duration_s is not None and at_s > config.duration_s:
             return
-        place = choices.choices(places, class_shares)[0] if classes else 0
+        if turn_s is not None:
+            place = int(at_s // turn_s) % len(classes)
+        else:
+            place = choices.choices(places, class_shares)[0] if classes else 0
         prompt, output = cut(*pairs[place](lengths), max_tokens)
         priority = names[0] if len(names) == 1 else choices.choices(names, shares)[0]
         if classes:

@@ -104,6 +104,10 @@ class LengthsTable(Table):
     classes: tuple[LengthClassTable, ...] = Field(
         (), strict=False, max_length=_MAX_CLASSES, description="classes of requests, in place of prompt and output"
     )
+    turn_s: Period | None = Field(
+        None,
+        description="with classes: they take turns, each for this time, in place of a random class for each request",
+    )
     ratio: float | None = Field(
         None,
         ge=1e-4,
@@ -117,6 +121,8 @@ class LengthsTable(Table):
             raise ValueError(f"like is {self.like!r}: expected {', '.join(PAIRS)}, or trace")
         if self.like is not None and not self.prompt is self.output is None:
             raise ValueError("prompt and output are not expected together with like")
+        if self.turn_s is not None and len(self.classes) < 2:
+            raise ValueError(f"turn_s is {self.turn_s:g}: expected only with two or more classes, which take turns")
         if self.classes:
             for name in ("like", "prompt", "output", "ratio"):
                 if getattr(self, name) is not None:

@@ -351,9 +351,24 @@ def test_classes_have_their_shares_lengths_and_beginnings() -> None:
     assert len(short) == pytest.approx(3000, abs=120)
 
 
+def test_classes_take_turns() -> None:
+    """The class of a request depends on its time alone: 30 seconds each, one after the other."""
+    classes = [{"share": 1.0, "prompt": 20, "output": 5}, {"share": 1.0, "prompt": 30, "output": 50}]
+    changes = {
+        "num_requests": None,
+        "duration_s": 100.0,
+        "lengths": {"prompt": None, "output": None, "classes": classes, "turn_s": 30.0},
+    }
+    found = list(arrivals(config(changes), ()))
+    assert {one.prefix for one in found} == {0, 1}
+    assert all(one.prefix == int(one.at_s // 30.0) % 2 for one in found)
+    assert {(one.prefix, one.prompt_tokens) for one in found} == {(0, 20), (1, 30)}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"lengths": {"turn_s": 30.0}}, "turn_s is 30: expected only with two or more classes"),
         ({"cluster": {"prefix_cache": False}}, "prefix_tokens have no effect: expected cluster.prefix_cache"),
         ({"prefixes": {"count": 1, "tokens": 4}}, "prefixes are not expected together with prefix_tokens"),
         ({"lengths": {"like": "alpaca"}}, "like is not expected together with classes"),
