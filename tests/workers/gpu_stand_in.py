@@ -19,6 +19,7 @@ from workers.kernels.numerics import numerics
 from workers.kernels.tiles import AnyRows
 from workers.kernels.triton.row_ops import TritonRowOps
 from workers.kv.cache import KVCache
+from workers.kv.layer_progress import LayerProgress
 from workers.kv.layer_split import split_layers
 from workers.models.build import load_model
 from workers.models.decoder import Decoder
@@ -64,6 +65,7 @@ class OnGpu:
         recorder: Any = None,
         has_room: HasRoom = has_any_room,
         sizes: Sequence[int] = graph_sizes(LIMITS.max_requests),
+        progress: LayerProgress | None = None,
     ) -> None:
         """``sizes``: the numbers of requests that ``recorder`` records graphs of."""
         monkeypatch.setattr(Kernels, "row_ops", TritonRowOps())
@@ -76,7 +78,7 @@ class OnGpu:
         cache.pool.zero_()
         attention = TritonPagedAttention(config.query_scale)
         batches = PackedBatches(replace(LIMITS, num_groups=split.groups.num_groups), SIZE, CPU)
-        self.steps = DeviceSteps(self.model, cache, attention, AnyRows(), batches, has_room)
+        self.steps = DeviceSteps(self.model, cache, attention, AnyRows(), batches, has_room, progress)
         if recorder is not None:
             self.steps.record(sizes, recorder, lambda _: None)
 

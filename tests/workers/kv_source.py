@@ -19,6 +19,7 @@ import torch
 from actorserve.core.kv.tickets import make_ticket
 from actorserve.core.messages import KVAccess, KVTicket, TransferId, TransferKind
 from actorserve.wire.trust import HostKey, KeyPair, PublicKeys, Trust
+from workers.kv.layer_progress import LayerProgress
 from workers.kv.pools import BlockMemory, Bytes, HostBlocks, KVPools, layout_digest, view
 from workers.kv.shared_memory import SharedMemory
 from workers.kv_transfer.cuda import CudaBlocks
@@ -32,6 +33,7 @@ KEYS = PublicKeys({"here": HostKey(HERE.public_key), "there": HostKey(THERE.publ
 ROOT = Path(__file__).resolve().parents[2]
 KEY = b"a key of tests"
 SHAPE = (4, 8192)  # of a block, so that 128 blocks make a chunk
+NUM_LAYERS = 2  # of two pieces each
 NUM_BLOCKS = 400
 NUM_HOST_BLOCKS = 50
 
@@ -57,7 +59,8 @@ def make_pools(seed: int = 0, device: str = "cpu") -> KVPools:
     else:
         whole = torch.from_numpy(blocks).transpose(0, 1).contiguous().to(device)
         pool = CudaBlocks(whole.transpose(0, 1))
-    return KVPools(layout_digest(shape=SHAPE), SHAPE, pool, HostBlocks(host), memory, host_memory)
+    progress = LayerProgress(NUM_LAYERS)
+    return KVPools(layout_digest(shape=SHAPE), SHAPE, pool, HostBlocks(host), memory, host_memory, progress=progress)
 
 
 def held(pools: KVPools, *, on_host: bool = False) -> Bytes:
@@ -71,9 +74,10 @@ def held(pools: KVPools, *, on_host: bool = False) -> Bytes:
 _numbers = itertools.count(1)
 
 
-def ticket_for(blocks: Sequence[int], *, on_host: bool = False) -> KVTicket:
+def ticket_for(blocks: Sequence[int], *, on_host: bool = False, step_id: int = 0, by_layer: bool = False) -> KVTicket:
     """A fresh ticket for these blocks."""
-    return make_ticket(KEY, TransferId(TransferKind.MIGRATION, next(_numbers)), 0, tuple(blocks), on_host=on_host)
+    transfer = TransferId(TransferKind.MIGRATION, next(_numbers))
+    return make_ticket(KEY, transfer, 0, tuple(blocks), on_host=on_host, step_id=step_id, by_layer=by_layer)
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """The same tokens anywhere: requests that move between two real engines get bit for bit the tokens they get alone."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,18 +24,14 @@ from actorserve.core.messages import (
     WorkerInfo,
 )
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
-from actorserve.model_files.description import ModelDescription
 from tests.workers.conftest import SmallModel
 from tests.workers.real_instance import Answer, Instance, answer_alone, config
-from tests.workers.workloads import BUSY, MAX_STEPS, NUM_HOST_BLOCKS, TOKENS_PER_BLOCK, VOCAB_SIZE, WORKLOADS, Workload
+from tests.workers.two_engines import KEY, PEERS, two_engines
+from tests.workers.workloads import BUSY, MAX_STEPS, VOCAB_SIZE, WORKLOADS, Workload
 from workers.engine import Engine
-from workers.engine_options import EngineOptions
-from workers.engines.torch_engine import TorchEngine
 from workers.kv_transfer.transfer import KVTransfer
 
-PEERS = (Peer("worker-0", 1), Peer("worker-1", 1))
 COORDINATOR = Peer("coordinator", 1)
-KEY = b"a key of tests"
 
 
 @dataclass(frozen=True)
@@ -171,28 +166,6 @@ def play_moving(pair: Pair, workload: Workload, moves: Sequence[Move], seen: Cou
         seen["swap outs"] += instance.state.memory.num_swap_outs
     seen["left"] += len(left)
     seen.update(pair.seen)
-
-
-@contextmanager
-def two_engines(
-    description: ModelDescription, folder: Path, dtype: str, token_bytes: int
-) -> Iterator[tuple[list[TorchEngine], list[KVTransfer]]]:
-    engines = [
-        TorchEngine(
-            description,
-            EngineOptions(
-                dtype=dtype,
-                tokens_per_block=TOKENS_PER_BLOCK,
-                kv_cache_bytes=4 * 2**20,
-                host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * token_bytes,
-            ),
-        )
-        for _ in PEERS
-    ]
-    transfers = [KVTransfer(engine.kv, f"ipc://{folder}/{i}.sock", KEY) for i, engine in enumerate(engines)]
-    yield engines, transfers
-    for transfer in transfers:
-        transfer.close()
 
 
 @pytest.mark.parametrize(

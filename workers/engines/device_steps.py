@@ -18,6 +18,7 @@ from actorserve.core.messages import StepPlan
 from workers.attention import Attention
 from workers.batch import IntArray
 from workers.kv.cache import KVCache
+from workers.kv.layer_progress import LayerProgress
 from workers.models.decoder import Decoder, Tiles
 from workers.packed_batch import NO_RULES, Doubles, PackedBatch, PackedBatches
 from workers.weights.decoder_weights import Progress
@@ -77,9 +78,11 @@ class DeviceSteps:
         layer_tiles: Tiles,
         batches: PackedBatches,
         has_room: HasRoom = _always,
+        progress: LayerProgress | None = None,
     ) -> None:
         """``attention`` must read only a batch's tensors, and must not wait for the device. ``has_room``: whether it
-        does the same for requests with these context lengths as it did when the graphs were recorded.
+        does the same for requests with these context lengths as it did when the graphs were recorded. ``progress``
+        gets a report of each layer, or from a graph, of the step alone.
         """
         self.layer_tiles = layer_tiles
         self._model = model
@@ -87,6 +90,7 @@ class DeviceSteps:
         self._attention = attention
         self._batches = batches
         self._has_room = has_room
+        self._progress = progress
         self._graphs: dict[int, _Graph] = {}  # by number of requests, in ascending order
 
     def record(self, num_requests: Sequence[int], recorder: Recorder, progress: Progress) -> None:
@@ -118,10 +122,13 @@ class DeviceSteps:
         """
         size = self._graph_size(plan)
         packed = self._batches.make(plan, size, rules)
+        progress = self._progress
         if size is None:
-            return packed, self._run(packed)
+            return packed, self._run(packed, None if progress is None else progress.of_step(plan.step_id))
         graph = self._graphs[size]
         graph.launch()
+        if progress is not None:
+            progress.end(plan.step_id)
         return packed, graph.hidden
 
     def keep_tokens(self, packed: PackedBatch, token_ids: Tensor) -> None:
@@ -144,9 +151,9 @@ class DeviceSteps:
         context_lens[:count] += plan.starts
         return size if self._has_room(context_lens) else None
 
-    def _run(self, packed: PackedBatch) -> Tensor:
+    def _run(self, packed: PackedBatch, report: Callable[[int], None] | None = None) -> Tensor:
         self._batches.unpack(packed)
-        return self._model.forward(packed.batch, self._cache, self._attention, self.layer_tiles)
+        return self._model.forward(packed.batch, self._cache, self._attention, self.layer_tiles, report)
 
 
 def graph_sizes(max_requests: int) -> tuple[int, ...]:

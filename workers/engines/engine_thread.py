@@ -1,4 +1,4 @@
-"""The engine on threads of its own: for iterations and their results, for copies, and two to read other workers' KV.
+"""The engine on threads of its own: for iterations and their results, for copies, and to read other workers' KV.
 
 Effects go in, and results come back on the event loop.
 """
@@ -66,6 +66,7 @@ class EngineThread:
     steps; the core alone makes sure that no step touches blocks that a copy uses. Fetches run concurrently with both.
     A request's grammar is prepared as soon as the request comes, even if a step is in flight.
     Urgent fetches have a thread of their own, so that they never wait for a fetch that a bandwidth budget holds back.
+    Each fetch that follows another worker's iteration has one, too, because nothing else may wait for that iteration.
 
     An exception of the engine ends its thread and becomes the result of ``failure``: then the process ends, and other
     workers continue its requests. A fetch that fails, or is cancelled before its end, only gives a CopyFailed.
@@ -90,6 +91,8 @@ class EngineThread:
         CopyFailed.
         """
         self._on_done = on_done
+        if self._engine.kv.progress is not None:
+            self._engine.kv.progress.restart()
         for name, effects in (
             ("engine", self._steps),
             ("copies", self._copies),
@@ -111,10 +114,14 @@ class EngineThread:
         match effect:
             case SwapOut() | SwapIn():
                 self._copies.put(effect)
-            case Fetch(copy_id=copy_id, is_urgent=is_urgent):
+            case Fetch(copy_id=copy_id, is_urgent=is_urgent, ticket=ticket):
                 read = _Read(effect, Cancellation())
                 self._cancellations[copy_id] = read.cancellation
-                (self._urgent_fetches if is_urgent else self._fetches).put(read)
+                if ticket.step_id:
+                    self._threads = [thread for thread in self._threads if thread.is_alive()]
+                    self._start_thread("follows a step", self._run_one, read)
+                else:
+                    (self._urgent_fetches if is_urgent else self._fetches).put(read)
             case CancelFetch(copy_id=copy_id) if copy_id in self._cancellations:
                 self._cancellations[copy_id].cancel(_NOT_WANTED)
             case CancelFetch():
@@ -148,6 +155,12 @@ class EngineThread:
             self._tell(self._fail, error)
         if effects is self._steps:
             self._results.put(None)
+
+    def _run_one(self, read: _Read) -> None:
+        try:
+            self._do(read)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._tell(self._fail, error)
 
     def _tell_results(self) -> None:
         try:

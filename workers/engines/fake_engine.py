@@ -19,6 +19,7 @@ from actorserve.model_files.grammars import GrammarCompiler
 from workers.engine import EndedStep
 from workers.engines.fake_choice import FakeChoice, compiler_of_bytes
 from workers.engines.last_tokens import LastTokens
+from workers.kv.layer_progress import LayerProgress
 from workers.kv.pools import HostBlocks, KVPools, check_copy, layout_digest, view
 from workers.kv.shared_memory import SharedMemory
 from workers.sampling.grammars import PreparedGrammar
@@ -110,7 +111,8 @@ class FakeEngine:
         self._device = HostBlocks(view(memory.buffer, num_blocks, shape, on_host=False))
         self._host = HostBlocks(view(host_memory.buffer if host_memory else b"", num_host_blocks, shape, on_host=True))
         layout = layout_digest(engine="fake", tokens_per_block=tokens_per_block)
-        self.kv = KVPools(layout, shape, self._device, self._host, memory, host_memory)
+        self.progress = LayerProgress(1)
+        self.kv = KVPools(layout, shape, self._device, self._host, memory, host_memory, progress=self.progress)
         self._written_host_blocks = self.kv.host_written
         self._kv = memoryview(memory.buffer).cast("Q")
         self._requests: dict[str, RequestSpec] = {}
@@ -184,6 +186,7 @@ class FakeEngine:
             prompt_logprobs=tuple(scores),
             failed=tuple(request_ids[row] for row in masks.failed),
         )
+        self.progress.end(plan.step_id)
         return EndedStep(done)
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:

@@ -8,7 +8,10 @@ import torch
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import DecoderConfig
 from workers.kv.cache import KVCache, bytes_per_token
+from workers.kv.device_progress import DeviceProgress
+from workers.kv.layer_progress import LayerProgress
 from workers.kv.layer_split import LayerSplit
+from workers.kv.pinning import CudaPinner
 from workers.kv.pools import HostBlocks, KVPools, layout_digest
 from workers.kv.swap import HostPool
 from workers.kv_transfer.cuda import CudaBlocks
@@ -73,4 +76,15 @@ def _as_bytes(config: DecoderConfig, cache: KVCache, host: HostPool) -> KVPools:
     )
     device_blocks = CudaBlocks(blocks) if blocks.is_cuda else HostBlocks(blocks.numpy())
     host_blocks = HostBlocks(host.blocks.numpy())
-    return KVPools(layout, shape, device_blocks, host_blocks, cache.memory, host.memory, host.written)
+    progress = _progress(cache, config.num_layers)
+    return KVPools(layout, shape, device_blocks, host_blocks, cache.memory, host.memory, host.written, progress)
+
+
+def _progress(cache: KVCache, num_layers: int) -> LayerProgress | None:
+    """None if other workers cannot follow iterations: the driver pins no memory, or blocks have not all layers."""
+    if cache.groups.num_groups > 1:
+        return None
+    if not cache.pool.is_cuda:
+        return LayerProgress(num_layers)
+    progress = DeviceProgress(num_layers, cache.pool.device)
+    return progress if progress.pin(CudaPinner(cache.pool.device)) else None

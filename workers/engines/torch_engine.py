@@ -299,7 +299,9 @@ class TorchEngine:
         batch = make_batch(plan, self.tokens_per_block, self._device, self.layer_groups.num_groups)
         if self._attention.reads_whole_blocks:
             self._cache.begin(batch)
-        return batch, self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
+        progress = self.kv.progress
+        report = None if progress is None else progress.of_step(plan.step_id)
+        return batch, self._model.forward(batch, self._cache, self._attention, self.layer_tiles, report)
 
     @torch.inference_mode()
     def _device_steps(self, options: EngineOptions, progress: Progress) -> DeviceSteps | None:
@@ -311,7 +313,9 @@ class TorchEngine:
         limits = PlanLimits(options.max_batch_requests, options.max_batch_tokens, max_rows * num_groups, num_groups)
         batches = PackedBatches(limits, self.tokens_per_block, self._device)
         has_room = partial(self._attention.has_room, self._model.config.num_heads, self._model.config.head_dim)
-        steps = DeviceSteps(self._model, self._cache, self._attention, self.layer_tiles, batches, has_room)
+        steps = DeviceSteps(
+            *(self._model, self._cache, self._attention, self.layer_tiles, batches, has_room), self.kv.progress
+        )
         steps.record(graph_sizes(options.max_batch_requests), GraphRecorder(), progress)
         return steps
 

@@ -8,9 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from workers.kv.layer_progress import LayerProgress
 from workers.kv.shared_memory import SharedMemory
 
 Bytes = NDArray[np.uint8]
+ALL_PIECES = slice(None)
 
 
 class BlockMemory(Protocol):
@@ -19,12 +21,16 @@ class BlockMemory(Protocol):
     @property
     def num_blocks(self) -> int: ...
 
-    def read(self, blocks: Sequence[int], out: Bytes) -> None:
-        """Gather blocks into ``out``, [len(blocks), pieces, bytes of a piece]."""
+    def read(self, blocks: Sequence[int], out: Bytes, pieces: slice = ALL_PIECES) -> None:
+        """Gather these pieces of blocks into ``out``, [len(blocks), pieces, bytes of a piece]."""
         ...
 
-    def write(self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int]) -> None:
-        """Copy ``source[source_blocks[i]]`` into block ``blocks[i]``; ``source`` is [any, pieces, bytes of a piece]."""
+    def write(
+        self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int], pieces: slice = ALL_PIECES
+    ) -> None:
+        """Copy ``source[source_blocks[i]]`` into these pieces of block ``blocks[i]``; ``source`` is [any, pieces, bytes
+        of a piece].
+        """
         ...
 
 
@@ -41,11 +47,13 @@ class HostBlocks:
     def num_blocks(self) -> int:
         return len(self.array)
 
-    def read(self, blocks: Sequence[int], out: Bytes) -> None:
-        copy_blocks(out, range(len(blocks)), self.array, blocks)
+    def read(self, blocks: Sequence[int], out: Bytes, pieces: slice = ALL_PIECES) -> None:
+        copy_blocks(out, range(len(blocks)), self.array[:, pieces], blocks)
 
-    def write(self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int]) -> None:
-        copy_blocks(self.array, blocks, source, source_blocks)
+    def write(
+        self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int], pieces: slice = ALL_PIECES
+    ) -> None:
+        copy_blocks(self.array[:, pieces], blocks, source, source_blocks)
 
 
 def copy_blocks(target: Bytes, target_blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int]) -> None:
@@ -72,7 +80,9 @@ class KVPools:
 
     Blocks may be copied between engines of the same ``layout``. ``shape`` is (pieces, bytes of a piece) of a block in
     either pool. ``device_memory`` and ``host_memory`` are the pools' memory if other processes can map it, laid out as
-    `view` says: the device's pool piece by piece with all blocks in each, the host's pool block by block.
+    `view` says: the device's pool piece by piece with all blocks in each, the host's pool block by block. ``progress``
+    tells how far the iterations are that write the device's pool; without it, other workers read only what no iteration
+    writes any more.
     """
 
     layout: str
@@ -82,6 +92,12 @@ class KVPools:
     device_memory: SharedMemory | None = None
     host_memory: SharedMemory | None = None
     host_written: set[int] = field(default_factory=set)  # blocks on the host that were ever written
+    progress: LayerProgress | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """Layers whose pieces lie one after another in a block; 1 if that is not known."""
+        return 1 if self.progress is None else self.progress.num_layers
 
     @property
     def block_bytes(self) -> int:

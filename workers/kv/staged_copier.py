@@ -1,5 +1,6 @@
 """Copies of blocks between a GPU and the host through a buffer on the GPU, so that few long copies cross the bus."""
 
+import copy
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -23,6 +24,14 @@ class StagedCopier:
         num_staged = min(len(host), max(1, staging_bytes // block_bytes))
         self._staging = torch.empty((num_staged, *self._device.shape[1:]), dtype=word, device=device.device)
 
+    def of_pieces(self, pieces: slice) -> "StagedCopier":
+        """A copier of these pieces of blocks, through the same buffer. On the host they lie together, at its front."""
+        other = copy.copy(self)
+        other._device = self._device[:, pieces]
+        shape = other._device.shape[1:]
+        other._host, other._staging = front(self._host, *shape), front(self._staging, *shape)
+        return other
+
     @torch.inference_mode()
     def copy(self, device_blocks: Sequence[int], host_blocks: Sequence[int], *, out: bool) -> None:
         """Issue copies of ``device_blocks`` to ``host_blocks``; with ``out`` False, in the other direction."""
@@ -40,6 +49,11 @@ class StagedCopier:
                     here.copy_(there, non_blocking=True)
             if not out:
                 self._device.index_copy_(0, index, staged)
+
+
+def front(blocks: Tensor, num_pieces: int, piece_size: int) -> Tensor:
+    """The front of a contiguous ``blocks``, as if as many smaller blocks of this shape lay there."""
+    return blocks.view(-1)[: len(blocks) * num_pieces * piece_size].view(len(blocks), num_pieces, piece_size)
 
 
 def runs(blocks: Sequence[int], blocks_per_chunk: int) -> Iterator[tuple[int, int, int]]:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.kv.pools import Bytes
-from workers.kv.staged_copier import StagedCopier
+from workers.kv.pools import ALL_PIECES, Bytes
+from workers.kv.staged_copier import StagedCopier, front
 from workers.kv_transfer.errors import DirectCopyError
 
 _log = logging.getLogger(__name__)
@@ -35,11 +35,13 @@ class CudaBlocks:
     def num_blocks(self) -> int:
         return len(self.blocks)
 
-    def read(self, blocks: Sequence[int], out: Bytes) -> None:
-        self._reading.read(blocks, out)
+    def read(self, blocks: Sequence[int], out: Bytes, pieces: slice = ALL_PIECES) -> None:
+        self._reading.read(blocks, out, pieces)
 
-    def write(self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int]) -> None:
-        self._writing.write(blocks, source, source_blocks)
+    def write(
+        self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int], pieces: slice = ALL_PIECES
+    ) -> None:
+        self._writing.write(blocks, source, source_blocks, pieces)
 
     def export(self) -> str:
         """The name by which another process on this host can ``open_peer`` this pool; empty if CUDA cannot share it.
@@ -78,13 +80,15 @@ class CudaBlocks:
         except (ValueError, KeyError, TypeError, binascii.Error, RuntimeError) as error:
             raise DirectCopyError(f"cannot open the KV pool on another GPU: {_first_line(error)}") from None
 
-    def write_from_peer(self, blocks: Sequence[int], source: Tensor, source_blocks: Sequence[int]) -> None:
+    def write_from_peer(
+        self, blocks: Sequence[int], source: Tensor, source_blocks: Sequence[int], pieces: slice = ALL_PIECES
+    ) -> None:
         """Like ``write``, from what ``open_peer`` returned.
 
         Raises: DirectCopyError if CUDA cannot copy.
         """
         try:
-            self._writing.write_from_device(blocks, source, source_blocks)
+            self._writing.write_from_device(blocks, source, source_blocks, pieces)
         except RuntimeError as error:
             raise DirectCopyError(f"cannot copy from the KV pool on another GPU: {_first_line(error)}") from None
 
@@ -95,42 +99,48 @@ class _Staging:
     def __init__(self, blocks: Tensor) -> None:
         num_staged = max(1, min(len(blocks), _STAGING_BYTES // (blocks.shape[1] * blocks.shape[2])))
         self._pinned = torch.empty((num_staged, *blocks.shape[1:]), dtype=torch.uint8, pin_memory=True)
-        self._on_host: Bytes = self._pinned.numpy()
         self._device = blocks
         self._copier = StagedCopier(blocks, self._pinned, _STAGING_BYTES)
         self._stream = torch.cuda.Stream(blocks.device)  # type: ignore[no-untyped-call]
         self._lock = threading.Lock()
 
-    def read(self, blocks: Sequence[int], out: Bytes) -> None:
-        most = len(self._on_host)
+    def read(self, blocks: Sequence[int], out: Bytes, pieces: slice) -> None:
+        most, (copier, on_host) = len(self._pinned), self._view(pieces)
         with self._lock:
             for first in range(0, len(blocks), most):
                 part = blocks[first : first + most]
                 with torch.cuda.stream(self._stream):
-                    self._copier.copy(part, range(len(part)), out=True)
+                    copier.copy(part, range(len(part)), out=True)
                 self._finish()
-                out[first : first + len(part)] = self._on_host[: len(part)]
+                out[first : first + len(part)] = on_host[: len(part)]
 
-    def write(self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int]) -> None:
-        most = len(self._on_host)
+    def write(self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int], pieces: slice) -> None:
+        most, (copier, on_host) = len(self._pinned), self._view(pieces)
         with self._lock:
             for first in range(0, len(blocks), most):
                 part = blocks[first : first + most]
                 for at, block in enumerate(source_blocks[first : first + most]):
-                    self._on_host[at] = source[block]
+                    on_host[at] = source[block]
                 with torch.cuda.stream(self._stream):
-                    self._copier.copy(part, range(len(part)), out=False)
+                    copier.copy(part, range(len(part)), out=False)
                 self._finish()
 
+    def _view(self, pieces: slice) -> tuple[StagedCopier, Bytes]:
+        """What copies these pieces of blocks, and where on the host they lie then."""
+        shape = self._device[:, pieces].shape[1:]
+        return self._copier.of_pieces(pieces), front(self._pinned, *shape).numpy()
+
     @torch.inference_mode()
-    def write_from_device(self, blocks: Sequence[int], source: Tensor, source_blocks: Sequence[int]) -> None:
-        most = len(self._on_host)
+    def write_from_device(
+        self, blocks: Sequence[int], source: Tensor, source_blocks: Sequence[int], pieces: slice
+    ) -> None:
+        most = len(self._pinned)
         with self._lock:
             for first in range(0, len(blocks), most):
                 with torch.cuda.stream(self._stream):
                     here = torch.tensor(blocks[first : first + most], device=self._device.device)
                     there = torch.tensor(source_blocks[first : first + most], device=self._device.device)
-                    self._device.index_copy_(0, here, source.index_select(0, there))
+                    self._device[:, pieces].index_copy_(0, here, source.index_select(0, there))
                 self._finish()
 
     def _finish(self) -> None:

@@ -8,12 +8,14 @@ import numpy as np
 
 from actorserve.core.messages import KVTicket
 from actorserve.errors import ProtocolError
+from workers.kv.layer_progress import PATIENCE_S
 from workers.kv.pools import HostBlocks, KVPools
 from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.frames import ANSWER_HEAD, CHECKSUM, Read, Refused, decode_answer, encode_read
 from workers.kv_transfer.links import Pace
 from workers.kv_transfer.pacing import LEAST_BYTES_PER_S
+from workers.kv_transfer.parts import parts_of
 from workers.kv_transfer.streams import connecting, move_in, regions, wait_at_most
 from workers.kv_transfer.tickets import CHUNK_BYTES
 
@@ -68,13 +70,18 @@ class DataClient:
         per_chunk = max(1, CHUNK_BYTES // self._pools.block_bytes)
         stream.settimeout(self._patience_s)
         connect()
-        stream.sendall(encode_read(Read(ticket, num_skipped, per_chunk, self._with_checksum)))
+        read = Read(ticket, num_skipped, per_chunk, self._with_checksum)
+        stream.sendall(encode_read(read))
         wait_at_most(stream, self._patience_s)
-        self._take(stream, self._granted(stream), per_chunk, blocks, pace, into_host)
+        by_piece = self._granted(stream)
+        if ticket.step_id:
+            wait_at_most(stream, self._patience_s + PATIENCE_S)
+        self._take(stream, by_piece, read, blocks, pace, into_host)
 
-    def _within_s(self, num_bytes: int) -> float:
+    def _within_s(self, ticket: KVTicket, num_bytes: int) -> float:
         """The longest time that a chunk of ``num_bytes`` may take."""
-        return self._patience_s + num_bytes / LEAST_BYTES_PER_S
+        waiting_s = PATIENCE_S if ticket.step_id else 0.0
+        return self._patience_s + waiting_s + num_bytes / LEAST_BYTES_PER_S
 
     def _granted(self, stream: socket.socket) -> bool:
         """Read the source's answer. Returns whether chunks come piece by piece. Raises: TransferError for a refusal."""
@@ -91,31 +98,32 @@ class DataClient:
         self,
         stream: socket.socket,
         by_piece: bool,
-        per_chunk: int,
+        read: Read,
         blocks: Sequence[int],
         pace: Pace,
         into_host: bool,
     ) -> None:
-        pool, (pieces, piece_bytes) = self._pools.pool(on_host=into_host), self._pools.shape
+        pool, (num_pieces, piece_bytes) = self._pools.pool(on_host=into_host), self._pools.shape
         staging = None
         if self._with_checksum or not isinstance(pool, HostBlocks):
-            staging = np.empty(min(per_chunk, len(blocks)) * self._pools.block_bytes, dtype=np.uint8)
-        for first in range(0, len(blocks), per_chunk):
-            chunk = blocks[first : first + per_chunk]
-            num_bytes = len(chunk) * self._pools.block_bytes
+            staging = np.empty(min(read.per_chunk, len(blocks)) * self._pools.block_bytes, dtype=np.uint8)
+        for part in parts_of(read.ticket, read.num_skipped, read.per_chunk, num_pieces, self._pools.num_layers):
+            chunk, num_bytes = blocks[part.begin : part.end], part.num_bytes(piece_bytes)
+            pieces, within_s = part.num_pieces, self._within_s(read.ticket, num_bytes)
             pace(num_bytes)
             if staging is None:
                 assert isinstance(pool, HostBlocks)
-                move_in(stream, regions(pool.array, chunk, by_piece=by_piece), self._within_s(num_bytes))
+                move_in(stream, regions(pool.array[:, part.pieces], chunk, by_piece=by_piece), within_s)
                 continue
             crc32 = CHECKSUM.unpack(_receive(stream, CHECKSUM.size))[0] if self._with_checksum else None
             body = staging[:num_bytes]
-            move_in(stream, regions(body.reshape(1, 1, num_bytes), (0,), by_piece=False), self._within_s(num_bytes))
+            move_in(stream, regions(body.reshape(1, 1, num_bytes), (0,), by_piece=False), within_s)
             if crc32 is not None and zlib.crc32(body.data) != crc32:
                 raise TransferError("KV arrived damaged: its checksum is wrong")
             shape = (pieces, len(chunk), piece_bytes) if by_piece else (len(chunk), pieces, piece_bytes)
             arrived = body.reshape(shape)
-            pool.write(chunk, arrived.transpose(1, 0, 2) if by_piece else arrived, range(len(chunk)))
+            arrived = arrived.transpose(1, 0, 2) if by_piece else arrived
+            pool.write(chunk, arrived, range(len(chunk)), part.pieces)
 
 
 def _receive(stream: socket.socket, num_bytes: int) -> bytes:

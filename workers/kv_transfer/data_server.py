@@ -20,6 +20,7 @@ from collections import Counter
 import numpy as np
 
 from actorserve.errors import ActorserveError, ProtocolError
+from workers.kv.layer_progress import wait_until
 from workers.kv.pools import HostBlocks, KVPools
 from workers.kv_transfer.frames import (
     CHECKSUM,
@@ -30,6 +31,7 @@ from workers.kv_transfer.frames import (
     encode_refused,
     request_bytes,
 )
+from workers.kv_transfer.parts import Part, parts_of
 from workers.kv_transfer.streams import listen, move_out, path_of, regions, remove_path, wait_at_most
 from workers.kv_transfer.tickets import Tickets
 
@@ -141,22 +143,35 @@ class DataServer:
 
     def _send_blocks(self, stream: socket.socket, read: Read) -> None:
         pool = self._pools.pool(on_host=read.ticket.on_host)
-        blocks = read.ticket.blocks[read.num_skipped :]
-        chunks = [blocks[first : first + read.per_chunk] for first in range(0, len(blocks), read.per_chunk)]
+        blocks, (num_pieces, piece_bytes) = read.ticket.blocks[read.num_skipped :], self._pools.shape
+        parts = parts_of(read.ticket, read.num_skipped, read.per_chunk, num_pieces, self._pools.num_layers)
         if isinstance(pool, HostBlocks) and not read.with_checksum:
             by_piece = not read.ticket.on_host
             stream.sendall(encode_granted(by_piece=by_piece))
-            for chunk in chunks:
-                move_out(stream, regions(pool.array, chunk, by_piece=by_piece))
+            for part in parts:
+                self._wait_for(part)
+                chunk = blocks[part.begin : part.end]
+                move_out(stream, regions(pool.array[:, part.pieces], chunk, by_piece=by_piece))
             return
         stream.sendall(encode_granted(by_piece=False))
-        staging = np.empty((min(len(blocks), read.per_chunk), *self._pools.shape), dtype=np.uint8)
-        for chunk in chunks:
-            body = staging[: len(chunk)]
-            pool.read(chunk, body)
+        staging = np.empty(min(len(blocks), read.per_chunk) * self._pools.block_bytes, dtype=np.uint8)
+        for part in parts:
+            self._wait_for(part)
+            chunk = blocks[part.begin : part.end]
+            body = staging[: part.num_bytes(piece_bytes)].reshape(len(chunk), -1, piece_bytes)
+            pool.read(chunk, body, part.pieces)
             if read.with_checksum:
                 stream.sendall(CHECKSUM.pack(zlib.crc32(body.data)))
             move_out(stream, regions(body, range(len(body)), by_piece=False))
+
+    def _wait_for(self, part: Part) -> None:
+        """Return when the iteration that writes this part has written it. Raises: OSError."""
+        if part.least and self._pools.progress is not None:
+            wait_until(self._pools.progress, part.least, self._check_open)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConnectionAbortedError("the server is closed")
 
     def _drop(self, reason: str) -> None:
         with self._lock:

@@ -1,11 +1,13 @@
 """The frames on the data sockets. A connection serves one read, and ends with it:
 
     reader -> source   a sign (8 bytes) and the number of bytes that follow (4 bytes); then msgpack of (kind, number,
-                       stage, on_host, blocks, secret, num_skipped, per_chunk, with_checksum)
+                       stage, on_host, blocks, secret, num_skipped, per_chunk, with_checksum); and (step_id,
+                       by_layer) in addition if the ticket names an iteration
     source -> reader   either b"X" and the number of bytes that follow (4 bytes); then the reason of a refusal
                        or b"P" or b"B" and four zeros; then chunks of ``per_chunk`` blocks, the last one shorter
 
 A chunk has the order of the source's memory: each piece of all blocks after another (b"P"), or block by block (b"B").
+Layer by layer there are as many chunks for each layer, with that layer's pieces alone.
 With checksums the crc32 of each chunk comes before it (4 bytes). The sockets' buffers bound the bytes in flight, and a
 reader that reads at a limited rate lets them fill up.
 """
@@ -58,6 +60,7 @@ def encode_read(read: Read) -> bytes:
     fields = (
         *(*ticket.transfer, ticket.stage, ticket.on_host, ticket.blocks, ticket.secret),
         *(read.num_skipped, read.per_chunk, read.with_checksum),
+        *((ticket.step_id, ticket.by_layer) if ticket.step_id else ()),
     )
     body: bytes = msgpack.packb(fields)
     return REQUEST_HEAD.pack(_SIGN, len(body)) + body
@@ -98,12 +101,14 @@ def decode_read(body: bytes) -> Read:
         fields = msgpack.unpackb(body, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
         raise ProtocolError(f"the request is not msgpack: {type(error).__name__}") from None
-    if not isinstance(fields, tuple) or len(fields) != 9:
+    if not isinstance(fields, tuple) or len(fields) not in (9, 11):
         raise ProtocolError("the request has the wrong number of fields")
-    kind, number, stage, on_host, blocks, secret, num_skipped, per_chunk, with_checksum = fields
+    kind, number, stage, on_host, blocks, secret, num_skipped, per_chunk, with_checksum = fields[:9]
+    step_id, by_layer = fields[9:] or (0, False)
     if not (
         kind in _KINDS
-        and all(_is_count(count) for count in (number, stage, num_skipped, per_chunk))
+        and all(_is_count(count) for count in (number, stage, num_skipped, per_chunk, step_id))
+        and type(by_layer) is bool
         and type(on_host) is bool
         and type(with_checksum) is bool
         and isinstance(secret, str)
@@ -113,7 +118,8 @@ def decode_read(body: bytes) -> Read:
     ):
         raise ProtocolError("the request has a field of a wrong type or range")
     transfer = TransferId(TransferKind(kind), number)
-    return Read(KVTicket(transfer, stage, on_host, blocks, secret), num_skipped, per_chunk, with_checksum)
+    ticket = KVTicket(transfer, stage, on_host, blocks, secret, step_id, by_layer)
+    return Read(ticket, num_skipped, per_chunk, with_checksum)
 
 
 def _is_count(value: Any) -> bool:

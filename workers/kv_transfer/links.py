@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Protocol
 
 from actorserve.core.messages import KVTicket
+from workers.kv.layer_progress import Seen, SeenProgress, wait_until
 from workers.kv_transfer.cancellation import Cancellation
+from workers.kv_transfer.errors import TransferError
+from workers.kv_transfer.parts import Part
 
 Pace = Callable[[int], None]
 """Called with a number of bytes before they are copied; returns when they may be copied. Raises: TransferError if the
@@ -28,7 +31,8 @@ class Link(Protocol):
         into_host: bool = False,
     ) -> None:
         """Copy the ticket's blocks, except the first ``num_skipped``, into ``blocks`` in order: blocks of the device's
-        pool, or of the host's pool if ``into_host``. ``cancellation`` ends a wait for the source.
+        pool, or of the host's pool if ``into_host``. Waits for the iteration that the ticket names. ``cancellation``
+        ends a wait for the source.
 
         Raises: TransferError; after it nothing more is written.
         """
@@ -37,6 +41,28 @@ class Link(Protocol):
     def close(self) -> None:
         """Release the source's memory, or the connection to it."""
         ...
+
+
+class Follower:
+    """Follows the iterations of a worker on this host that shows its progress as ``shown``; empty: it shows none."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+        self._progress: Seen | None = None
+
+    def wait_for(self, part: Part, cancellation: Cancellation) -> None:
+        """Return when the part of a read may be read.
+
+        Raises: TransferError if the source gets no further, or shows no progress; or if the read is cancelled.
+        """
+        if not part.least:
+            return
+        try:
+            if self._progress is None:
+                self._progress = SeenProgress(self._shown)
+            wait_until(self._progress, part.least, cancellation.check)
+        except (ValueError, TimeoutError) as error:
+            raise TransferError(str(error)) from None
 
 
 def this_host() -> str:

@@ -7,7 +7,8 @@ from workers.kv.pools import KVPools, view
 from workers.kv.shared_memory import attach
 from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.errors import TransferError
-from workers.kv_transfer.links import Pace
+from workers.kv_transfer.links import Follower, Pace
+from workers.kv_transfer.parts import parts_of
 
 _STRIDE_BYTES = 256 * 2**10  # to copy between two calls of ``pace``
 
@@ -15,7 +16,7 @@ _STRIDE_BYTES = 256 * 2**10  # to copy between two calls of ``pace``
 class MappedPool:
     """A ``Link`` to one pool of another process on this host, mapped as long as this object lives."""
 
-    def __init__(self, shown: str, num_blocks: int, pools: KVPools, *, on_host: bool) -> None:
+    def __init__(self, shown: str, num_blocks: int, pools: KVPools, follower: Follower, *, on_host: bool) -> None:
         """Raises: TransferError if the pool cannot be mapped."""
         pieces, piece_bytes = pools.shape
         try:
@@ -24,6 +25,7 @@ class MappedPool:
             raise TransferError(str(error)) from None
         self._source = view(memory, num_blocks, pools.shape, on_host=on_host)
         self._pools = pools
+        self._follower = follower
 
     def read(
         self,
@@ -39,11 +41,15 @@ class MappedPool:
         source_blocks = ticket.blocks[num_skipped:]
         if any(not 0 <= block < len(self._source) for block in source_blocks):
             raise TransferError(f"the ticket names blocks beyond the pool's {len(self._source)}")
+        pieces, piece_bytes = self._pools.shape
         stride = max(1, _STRIDE_BYTES // self._pools.block_bytes)
-        for first in range(0, len(blocks), stride):
-            part = blocks[first : first + stride]
-            pace(len(part) * self._pools.block_bytes)
-            pool.write(part, self._source, source_blocks[first : first + stride])
+        if ticket.by_layer:
+            stride *= self._pools.num_layers
+        for part in parts_of(ticket, num_skipped, stride, pieces, self._pools.num_layers):
+            self._follower.wait_for(part, cancellation)
+            pace(part.num_bytes(piece_bytes))
+            these, those = blocks[part.begin : part.end], source_blocks[part.begin : part.end]
+            pool.write(these, self._source[:, part.pieces], those, part.pieces)
 
     def close(self) -> None:
         self._source = self._source[:0].copy()

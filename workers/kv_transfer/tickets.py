@@ -35,6 +35,8 @@ class Tickets:
             return "the ticket names blocks beyond the pool"
         if read.per_chunk > max(1, CHUNK_BYTES // self._pools.block_bytes):
             return "the chunk has too many blocks"
+        if ticket.step_id and self._pools.progress is None:
+            return "the progress of iterations is not known"
         with self._lock:
             if (ticket.transfer, ticket.stage) in self._used:
                 return "the ticket was used before"

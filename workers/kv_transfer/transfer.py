@@ -18,7 +18,7 @@ from workers.kv_transfer.curve.server import CurveServer
 from workers.kv_transfer.data_client import DataClient
 from workers.kv_transfer.data_server import DataServer
 from workers.kv_transfer.errors import DirectCopyError, TransferError
-from workers.kv_transfer.links import Link, this_host
+from workers.kv_transfer.links import Follower, Link, this_host
 from workers.kv_transfer.mapped import MappedPool
 from workers.kv_transfer.pacing import UNBOUNDED, Rate, TokenBucket
 
@@ -98,11 +98,13 @@ class KVTransfer:
             shared="" if pools.device_memory is None else pools.device_memory.shown,
             shared_host="" if pools.host_memory is None else pools.host_memory.shown,
             cuda_ipc="" if gpu is None else gpu.export(),
+            progress="" if pools.progress is None else pools.progress.shown,
         )
         """How other workers read our KV, for ``Hello``."""
 
     def fetch(self, fetch: Fetch, cancellation: Cancellation | None = None) -> None:
-        """Copy the blocks of ``fetch``; return when they are complete. Urgent fetches may have a thread of their own.
+        """Copy the blocks of ``fetch``; return when they are complete. Urgent fetches may have a thread of their own. A
+        fetch whose ticket names an iteration waits for that, so each of these must have one.
 
         Raises: TransferError, soon after the ``cancellation`` if there is one; after it nothing more is written.
         """
@@ -132,7 +134,8 @@ class KVTransfer:
             self._pools.host_written.update(fetch.blocks)
         key = (fetch.source, fetch.ticket.on_host, fetch.into_host, fetch.is_urgent)
         with self._lock:
-            held = self._held.setdefault(key, _Held())
+            # Others must not wait for a link that waits for an iteration, so such a fetch has a link of its own.
+            held = _Held() if fetch.ticket.step_id else self._held.setdefault(key, _Held())
             bucket = self._buckets.setdefault(fetch.source, TokenBucket(self._rate))
             earlier = [old for old in self._held if old[0].name == key[0].name and old[0] != key[0]]
             self._drop(earlier)
@@ -208,12 +211,12 @@ class KVTransfer:
             (access.shared_host, access.num_host_blocks) if on_host else (access.shared, access.num_blocks)
         )
         if same_host and shown:
-            return MappedPool(shown, num_blocks, pools, on_host=on_host)
+            return MappedPool(shown, num_blocks, pools, Follower(access.progress), on_host=on_host)
         on_gpus = access.cuda_ipc and not on_host and not fetch.into_host
         if same_host and on_gpus and gpu is not None and fetch.source not in self._unreachable:
             from workers.kv_transfer.cuda_ipc import CudaPool
 
-            return CudaPool(access.cuda_ipc, num_blocks, pools, gpu)
+            return CudaPool(access.cuda_ipc, num_blocks, pools, gpu, Follower(access.progress))
         if access.address.startswith("tcp://") and self._trust is not None:
             with self._lock:
                 context = self._context = self._context or zmq.Context()

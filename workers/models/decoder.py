@@ -1,6 +1,6 @@
 """The frame of all decoders: embedding, layer after layer, final norm and output layer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -57,13 +57,24 @@ class Decoder:
         self._final_norm = final_norm
         self._random_rows = RandomRows(self.config, weights.device, weights.dtype)
 
-    def forward(self, batch: Batch, cache: KVCache, attention: Attention, tiles: Tiles) -> Tensor:
-        """Hidden states of the batch's tokens, [T, hidden]; their keys and values are written to the cache."""
+    def forward(
+        self,
+        batch: Batch,
+        cache: KVCache,
+        attention: Attention,
+        tiles: Tiles,
+        report: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Hidden states of the batch's tokens, [T, hidden]; their keys and values are written to the cache. ``report``
+        is called with the number of layers for which that is done, or launched.
+        """
         x, batches = self.embed(batch), batch.of_group
         angles = self._angles(batch.positions)
         for number, (layer, window) in enumerate(zip(self.layers, self._windows, strict=True)):
             of_group = batches[cache.group_of[number]]
             query = layer.heads.run(x, angles[number], of_group, cache, number, tiles.run)
+            if report is not None:
+                report(number + 1)
             attended = attention(query, *cache.layers[number], of_group, window)
             x = layer.after_attention(x, attended, tiles)
         return x

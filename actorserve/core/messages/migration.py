@@ -27,8 +27,9 @@ class MigrateTo:
 class Offer:
     """s -> d, the first stage: reserve blocks for this request, and copy the blocks that the ticket names.
 
-    KV exists for the first ``num_computed`` of its tokens, all in the ticket's blocks. ``is_last``: the request is
-    paused, and no token follows.
+    KV exists for the first ``num_computed`` of its tokens, all in the ticket's blocks; or it will, once the ticket's
+    iteration has ended. ``is_last``: the request is paused, and no stage follows. ``computing_s``: how long the source
+    is expected to compute before this stage's KV is there, or before the next stage.
     """
 
     epoch: int
@@ -37,6 +38,7 @@ class Offer:
     num_computed: int
     ticket: KVTicket
     is_last: bool
+    computing_s: float = 0.0
 
     @property
     def transfer(self) -> TransferId:
@@ -45,12 +47,16 @@ class Offer:
 
 @value
 class Stage:
-    """s -> d, each further stage: ``token_ids`` are new, and the ticket's blocks follow those of earlier stages."""
+    """s -> d, each further stage: ``token_ids`` are new, and the ticket's blocks follow those of earlier stages.
+
+    The rest is as in Offer. The token that the ticket's iteration makes is not among ``token_ids``.
+    """
 
     token_ids: tuple[int, ...]
     num_computed: int
     ticket: KVTicket
     is_last: bool
+    computing_s: float = 0.0
 
     @property
     def transfer(self) -> TransferId:

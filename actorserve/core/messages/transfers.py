@@ -42,7 +42,9 @@ class KVTicket:
     """Permission to read these blocks of a worker's pool once, for one stage of a transfer.
 
     ``secret`` proves that the worker gave it (``core.kv.tickets``). The blocks lie in the host's pool if ``on_host``,
-    else in the device's.
+    else in the device's. ``step_id`` is the worker's iteration that writes the last of them; 0: nothing writes them any
+    more. The blocks may be read once that iteration has ended; with ``by_layer``, each layer's part of them once the
+    iteration is past that layer.
     """
 
     transfer: TransferId
@@ -50,3 +52,5 @@ class KVTicket:
     on_host: bool
     blocks: tuple[int, ...]
     secret: str
+    step_id: int = 0
+    by_layer: bool = False

@@ -215,6 +215,8 @@ class KVAccess:
     Blocks can be copied between pools of one ``layout``. The server at ``address`` sends blocks. The other fields may
     be empty. ``host`` names the machine; on the same machine, ``shared`` and ``shared_host`` name mappable memory of
     the device's and of the host's pool, and ``cuda_ipc`` a GPU's memory, in at most ``MAX_MEMORY_NAME_BYTES`` each.
+    ``progress`` names the memory in which the worker shows how far its iterations are. A worker that has one can also
+    read KV that another worker's iteration still writes (``KVTicket.step_id``).
     """
 
     layout: str
@@ -225,6 +227,7 @@ class KVAccess:
     shared: str = ""
     shared_host: str = ""
     cuda_ipc: str = ""
+    progress: str = ""
 
 
 @value

@@ -18,6 +18,7 @@ from workers.batch import IntArray
 from workers.engine_options import EngineOptions
 from workers.engines.device_steps import graph_sizes
 from workers.engines.torch_engine import TorchEngine
+from workers.kv.layer_progress import LayerProgress
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3", "mixtral", "qwen3 experts", "opt", "phi4")
 TWO_LAYERS: dict[str, dict[str, Any]] = {
@@ -121,6 +122,33 @@ def test_interpreted_steps_run_without_graphs(
         assert "and more" not in caplog.text
         for plan in plans(seed=2):
             torch.testing.assert_close(refused.logits(plan), engine.logits(plan), rtol=1e-3, atol=1e-3)
+
+
+class Reports(LayerProgress):
+    """Keeps what is reported."""
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(num_layers)
+        self.seen: list[tuple[int, int]] = []
+
+    def report(self, step_id: int, num_layers: int) -> None:
+        self.seen.append((step_id, num_layers))
+
+
+@interpreted
+def test_interpreted_steps_report_their_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that launches each kernel reports each layer, and one that launches a graph its end alone."""
+    save_model(tmp_path, "llama")
+    num_layers = describe(tmp_path).config.num_layers
+    reports = Reports(num_layers)
+    with torch.inference_mode():
+        gpu = OnGpu(tmp_path, monkeypatch, Replays(), progress=reports)
+        assert reports.seen == [], "recording is no step"
+        made = plans(seed=3)
+        for plan in made:
+            gpu.logits(plan)
+    of_layers = [(step_id, number + 1) for step_id in (0, 1) for number in range(num_layers)]
+    assert reports.seen == [*of_layers, *((plan.step_id, num_layers) for plan in made[2:])]
 
 
 @interpreted

@@ -13,7 +13,7 @@ from torch import Tensor
 from actorserve.core.effects import Fetch
 from actorserve.core.messages import Peer
 from tests.workers.kv_source import KEY, NUM_BLOCKS, content, held, make_pools, ticket_for
-from workers.kv.pools import Bytes, HostBlocks
+from workers.kv.pools import ALL_PIECES, Bytes, HostBlocks
 from workers.kv_transfer.cuda import CudaBlocks
 from workers.kv_transfer.errors import DirectCopyError, TransferError
 from workers.kv_transfer.transfer import KVTransfer
@@ -36,11 +36,13 @@ class FakeGpu(CudaBlocks):
     def num_blocks(self) -> int:
         return self._here.num_blocks
 
-    def read(self, blocks: Sequence[int], out: Bytes) -> None:
-        self._here.read(blocks, out)
+    def read(self, blocks: Sequence[int], out: Bytes, pieces: slice = ALL_PIECES) -> None:
+        self._here.read(blocks, out, pieces)
 
-    def write(self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int]) -> None:
-        self._here.write(blocks, source, source_blocks)
+    def write(
+        self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int], pieces: slice = ALL_PIECES
+    ) -> None:
+        self._here.write(blocks, source, source_blocks, pieces)
 
     def export(self) -> str:
         return "a handle"
@@ -52,12 +54,14 @@ class FakeGpu(CudaBlocks):
         assert (shown, num_blocks) == ("a handle", NUM_BLOCKS)
         return self.peer
 
-    def write_from_peer(self, blocks: Sequence[int], source: Tensor, source_blocks: Sequence[int]) -> None:
+    def write_from_peer(
+        self, blocks: Sequence[int], source: Tensor, source_blocks: Sequence[int], pieces: slice = ALL_PIECES
+    ) -> None:
         if not self.copies:
             self._here.write(blocks[:1], content(1, 99), (0,))  # a copy may fail after a part of it
             raise DirectCopyError("cannot copy from the KV pool on another GPU: no peer access")
         self.copies -= 1
-        self._here.write(blocks, source.numpy(), source_blocks)
+        self._here.write(blocks, source.numpy(), source_blocks, pieces)
 
 
 class Setting:

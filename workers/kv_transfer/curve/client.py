@@ -10,6 +10,7 @@ from actorserve.core.messages import KVTicket
 from actorserve.errors import ProtocolError
 from actorserve.wire.curve.sockets import FRAME_OVERHEAD, connect_with_curve
 from actorserve.wire.trust import Trust
+from workers.kv.layer_progress import PATIENCE_S
 from workers.kv.pools import KVPools
 from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.curve.server import MAX_AHEAD, NEXT
@@ -17,6 +18,7 @@ from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.frames import ANSWER_HEAD, Read, Refused, decode_answer, encode_read
 from workers.kv_transfer.links import Pace
 from workers.kv_transfer.pacing import LEAST_BYTES_PER_S
+from workers.kv_transfer.parts import parts_of
 from workers.kv_transfer.tickets import CHUNK_BYTES
 
 _LOOK_MS = 50  # how often a reader that waits looks whether it is cancelled
@@ -76,29 +78,30 @@ class CurveClient:
         if self._trust.key_of_process(self._source) != self._server_key:
             raise TransferError(f"the key of the host of {self._source} is not accepted any more")
         self._send(encode_read(Read(ticket, num_skipped, self._per_chunk, with_checksum=False)), cancellation)
-        chunks = [blocks[first : first + self._per_chunk] for first in range(0, len(blocks), self._per_chunk)]
-        num_asked = 0
+        num_pieces, piece_bytes = self._pools.shape
+        parts = list(parts_of(ticket, num_skipped, self._per_chunk, num_pieces, self._pools.num_layers))
+        num_asked, waiting_s = 0, PATIENCE_S if ticket.step_id else 0.0
         self._check_granted(self._receive(0, cancellation))
         pool = self._pools.pool(on_host=into_host)
-        for number, chunk in enumerate(chunks):
-            while num_asked < min(len(chunks), number + MAX_AHEAD):
-                pace(len(chunks[num_asked]) * self._pools.block_bytes)
+        for number, part in enumerate(parts):
+            while num_asked < min(len(parts), number + MAX_AHEAD):
+                pace(parts[num_asked].num_bytes(piece_bytes))
                 self._send(NEXT, cancellation)
                 num_asked += 1
-            num_bytes = len(chunk) * self._pools.block_bytes
-            body = np.frombuffer(self._receive(num_bytes, cancellation).buffer, dtype=np.uint8)
+            chunk, num_bytes = blocks[part.begin : part.end], part.num_bytes(piece_bytes)
+            body = np.frombuffer(self._receive(num_bytes, cancellation, waiting_s).buffer, dtype=np.uint8)
             if len(body) != num_bytes:
                 raise TransferError(f"the source of the KV sent {len(body)} bytes in place of {num_bytes}")
-            pool.write(chunk, body.reshape((len(chunk), *self._pools.shape)), range(len(chunk)))
+            pool.write(chunk, body.reshape(len(chunk), -1, piece_bytes), range(len(chunk)), part.pieces)
 
     def _send(self, body: bytes, cancellation: Cancellation) -> None:
         """Raises: TransferError, also if ZeroMQ has given the connection up for good, because the source refused it."""
         self._wait(zmq.POLLOUT, self._patience_s, cancellation)
         self._socket.send(body, zmq.NOBLOCK)
 
-    def _receive(self, num_bytes: int, cancellation: Cancellation) -> zmq.Frame:
-        """The next frame, of about ``num_bytes``. Raises: TransferError."""
-        self._wait(zmq.POLLIN, self._patience_s + num_bytes / LEAST_BYTES_PER_S, cancellation)
+    def _receive(self, num_bytes: int, cancellation: Cancellation, waiting_s: float = 0.0) -> zmq.Frame:
+        """The next frame, of about ``num_bytes``, for which the source may wait so long. Raises: TransferError."""
+        self._wait(zmq.POLLIN, self._patience_s + waiting_s + num_bytes / LEAST_BYTES_PER_S, cancellation)
         frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         if len(frames) != 1:
             raise TransferError("the source of the KV sent a message of several frames")

@@ -5,15 +5,16 @@ A connection serves one read after another. A message is one frame, which CURVE 
     reader -> source   a request, as in ``frames``, or b"N" for the next chunk
     source -> reader   an answer, as in ``frames``; then a chunk for each b"N", block by block
 
-The reader asks for a few chunks ahead, so the source keeps no more than these in memory for it. A message counts only
-if its key belongs to a host with workers at that moment.
+The reader asks for a few chunks ahead, so the source keeps no more than these in memory for it. A chunk that an
+iteration still writes is sent when that has written it. A message counts only if its key belongs to a host with workers
+at that moment.
 """
 
 import logging
 import os
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from actorserve.wire.refusals import Refusals
 from actorserve.wire.trust import Trust
 from workers.kv.pools import KVPools
 from workers.kv_transfer.frames import REQUEST_HEAD, Read, decode_read, encode_granted, encode_refused, request_bytes
+from workers.kv_transfer.parts import Part, parts_of
 from workers.kv_transfer.streams import tcp_place
 from workers.kv_transfer.tickets import Tickets
 
@@ -39,6 +41,7 @@ _MAX_READERS = 64
 _SILENCE_S = 60.0  # a reader that asks for nothing for so long is forgotten
 _BATCH = 64
 _SWEEP_MS = 1000
+_LOOK_MS = 1  # how often the progress of iterations is looked at while a reader waits for it
 _SNDHWM = 4 * MAX_AHEAD
 
 _log = logging.getLogger(__name__)
@@ -46,11 +49,19 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Reading:
-    """One reader's read: the blocks that it did not ask for yet."""
+    """One reader's read with its key: the parts that were not sent yet, of which it has asked for the first
+    ``num_asked``.
+    """
 
+    key: str
     read: Read
-    blocks: tuple[int, ...]
+    parts: deque[Part]
     asked_at: float
+    num_asked: int = 0
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        return self.read.ticket.blocks[self.read.num_skipped :]
 
 
 class CurveServer:
@@ -118,7 +129,8 @@ class CurveServer:
         for socket in (self._zap, self._router, self._failures, self._waking):
             poller.register(socket, zmq.POLLIN)
         while True:
-            ready = dict(poller.poll(_SWEEP_MS))
+            waiting = [reader for reader, reading in self._readings.items() if reading.num_asked]
+            ready = dict(poller.poll(_LOOK_MS if waiting else _SWEEP_MS))
             if self._waking in ready:
                 break
             if self._zap in ready:
@@ -127,6 +139,8 @@ class CurveServer:
                 self._drain(self._failures, self._count_failure)
             if self._router in ready:
                 self._serve()
+            for reader in waiting:
+                self._send_asked(reader)
             self._sweep()
         self._router.disable_monitor()
         self._failures.close(0)
@@ -162,14 +176,17 @@ class CurveServer:
             elif len(frames) != 1:
                 self._drop("a message of several frames")
             else:
-                self._take(reader, frames[0].bytes)
+                self._take(reader, key, frames[0].bytes)
 
-    def _take(self, reader: bytes, body: bytes) -> None:
-        """Handle a reader's message."""
+    def _take(self, reader: bytes, key: str, body: bytes) -> None:
+        """Handle the message of a reader with this key."""
         if body == NEXT:
             reading = self._readings.get(reader)
             if reading is not None:
-                self._send_chunk(reader, reading)
+                reading.num_asked += 1
+                reading.asked_at = time.monotonic()
+                self._readings.move_to_end(reader)
+                self._send_asked(reader)
             return
         self._readings.pop(reader, None)
         try:
@@ -188,21 +205,32 @@ class CurveServer:
             self._drop(reason)
             self._router.send_multipart([reader, encode_refused(reason)], zmq.NOBLOCK)
             return
-        self._readings[reader] = _Reading(read, read.ticket.blocks[read.num_skipped :], time.monotonic())
+        num_pieces, _ = self._pools.shape
+        parts = parts_of(read.ticket, read.num_skipped, read.per_chunk, num_pieces, self._pools.num_layers)
+        self._readings[reader] = _Reading(key, read, deque(parts), time.monotonic())
         self._router.send_multipart([reader, encode_granted(by_piece=False)], zmq.NOBLOCK)
+
+    def _send_asked(self, reader: bytes) -> None:
+        """Send the chunks that this reader has asked for, as far as iterations have written them."""
+        reading, progress = self._readings.get(reader), self._pools.progress
+        done = 0 if progress is None else progress.value
+        while reading is not None and reading.parts and reading.num_asked and reading.parts[0].least <= done:
+            if not self._trust.may_read_kv(reading.key):
+                del self._readings[reader]
+                return
+            reading.num_asked -= 1
+            self._send_chunk(reader, reading)
+        if reading is not None and not reading.parts:
+            del self._readings[reader]
 
     def _send_chunk(self, reader: bytes, reading: _Reading) -> None:
         """A reader that is gone, or that asked for more than it takes, loses the chunk: ZeroMQ drops it."""
-        chunk, reading.blocks = reading.blocks[: reading.read.per_chunk], reading.blocks[reading.read.per_chunk :]
-        if chunk:
-            body = np.empty((len(chunk), *self._pools.shape), dtype=np.uint8)
-            self._pools.pool(on_host=reading.read.ticket.on_host).read(chunk, body)
-            self._router.send_multipart([reader, body.reshape(-1).data], zmq.NOBLOCK, copy=False)
-        if reading.blocks:
-            reading.asked_at = time.monotonic()
-            self._readings.move_to_end(reader)
-        else:
-            del self._readings[reader]
+        part = reading.parts.popleft()
+        chunk, (_, piece_bytes) = reading.blocks[part.begin : part.end], self._pools.shape
+        body = np.empty(part.num_bytes(piece_bytes), dtype=np.uint8)
+        pool = self._pools.pool(on_host=reading.read.ticket.on_host)
+        pool.read(chunk, body.reshape(len(chunk), -1, piece_bytes), part.pieces)
+        self._router.send_multipart([reader, body.data], zmq.NOBLOCK, copy=False)
 
     def _sweep(self) -> None:
         """Forget readers that ask for nothing any more."""
