@@ -10,7 +10,7 @@ from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.kv.layer_groups import ONE_GROUP, LayerGroups
 from actorserve.core.messages import InstanceRole
-from actorserve.core.migration.config import MigrationConfig, MigrationMode
+from actorserve.core.migration.config import LayerCopies, MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.pools.config import PoolsConfig
 from actorserve.core.power.curves import PhaseCurves
@@ -77,8 +77,8 @@ def power_config(
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """How many KV blocks an engine has on its device and on its host; a block is of one layer group. ``is_cpu``: it
-    computes on the host's cores.
+    """How many KV blocks an engine has on its device and on its host; a block is of one layer group, in which
+    ``num_layers`` layers can be copied one by one. ``is_cpu``: it computes on the host's cores.
     """
 
     num_blocks: int
@@ -88,6 +88,7 @@ class EngineSizes:
     num_host_blocks: int = 0
     is_cpu: bool = False
     layer_groups: LayerGroups = ONE_GROUP
+    num_layers: int = 1
 
     @property
     def bytes_per_row(self) -> int:
@@ -196,6 +197,8 @@ def instance_config(
             max_outgoing=migration.max_outgoing,
             timeout_s=migration.timeout_s,
             bytes_per_s=_CPU_BYTES_PER_S if bytes_per_s is None and sizes.is_cpu else bytes_per_s,
+            num_layers=sizes.num_layers,
+            layer_copies=LayerCopies(migration.layer_copies),
         ),
         checkpoint_tokens=migration.checkpoint_tokens,
         role=role,

@@ -249,6 +249,11 @@ class MigrationOptions(Options):
     mode: Literal["live", "blocking", "recompute"] = Field(
         default_of(MigrationConfig, "mode").value, description="how a request migrates"
     )
+    layer_copies: Literal["profitable", "always", "never", "after"] = Field(
+        default_of(MigrationConfig, "layer_copies").value,
+        description="whether the KV of a prompt's last chunk, which another worker continues, is copied layer by layer "
+        "while it is computed",
+    )
     max_outgoing: Count = Field(
         default_of(MigrationConfig, "max_outgoing"),
         description="maximum number of requests that migrate away from one worker at once",

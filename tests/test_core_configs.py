@@ -15,7 +15,7 @@ from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.messages import InstanceRole
-from actorserve.core.migration.config import MigrationConfig, MigrationMode
+from actorserve.core.migration.config import LayerCopies, MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.placement.rules import DISPATCH_RULES
 from actorserve.core.pools.config import PoolsConfig
@@ -140,6 +140,7 @@ TOLD = [
     told(InstanceConfig, "workers", "swap_mode", "reactive", SwapMode.REACTIVE, "swap"),
     told(InstanceConfig, "migration", "checkpoint_tokens", 32),
     told(MigrationConfig, "migration", "mode", "blocking", MigrationMode.BLOCKING),
+    told(MigrationConfig, "migration", "layer_copies", "always", LayerCopies.ALWAYS),
     told(MigrationConfig, "migration", "max_outgoing", 2),
     told(MigrationConfig, "migration", "timeout_s", 7.0),
     told(MigrationConfig, "migration", "bytes_per_s", 2.0**21),
@@ -168,7 +169,7 @@ OTHERWISE = {
         "pools": "PoolsConfig, which is walked itself",
     },
     GatewayConfig: {"pools": "PoolsConfig, which is walked itself"},
-    MigrationConfig: {"ticket_key": "a secret of the process"},
+    MigrationConfig: {"ticket_key": "a secret of the process", "num_layers": "the engine"},
     InstanceRecipe: {"config": "InstanceConfig, which is walked itself", "profile": "measured, or read from a file"},
 }
 """Fields that no option sets -> what sets them."""
@@ -345,6 +346,7 @@ def test_names_of_choices_are_those_of_the_core() -> None:
     assert offered(SchedulingOptions, "swap") == set(SwapMode)
     assert offered(ClusterOptions, "dispatch") == set(DISPATCH_RULES)
     assert offered(MigrationOptions, "mode") == set(MigrationMode)
+    assert offered(MigrationOptions, "layer_copies") == set(LayerCopies)
     assert set(get_args(RoleName)) == set(InstanceRole)
 
 

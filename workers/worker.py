@@ -62,6 +62,7 @@ def sizes_of(engine: Engine, settings: Settings) -> EngineSizes:
         engine.num_host_blocks,
         is_cpu=settings.workers.device == "cpu",
         layer_groups=engine.layer_groups,
+        num_layers=engine.kv.num_layers,
     )
 
 

@@ -82,6 +82,10 @@ class Running(Protocol):
         """Whether an iteration in flight names the request."""
         ...
 
+    def left_s(self, request: Request, now: float) -> float:
+        """How long the iterations in flight that name the request are expected to go on; 0 if there are none."""
+        ...
+
     def energy_of(self, request: Request) -> Energy | None:
         """What was spent on the request here; None if that is not known."""
         ...

@@ -74,6 +74,7 @@ class Steps:
         self._num_steps = 0
         self._newest: Batch | None = None
         self.num_output_tokens = 0
+        self._began_s = 0.0  # when the oldest iteration in flight began
         self._plan_from_s = inf  # while one iteration is in flight, the next one is planned from this time on
 
     @property
@@ -89,6 +90,15 @@ class Steps:
     def is_running(self, request: Request) -> bool:
         """Whether an iteration in flight names the request."""
         return self._memory.is_running(request)
+
+    def left_s(self, request: Request, now: float) -> float:
+        """How long the iterations in flight that name the request are expected to go on; 0 if there are none."""
+        expected_s = 0.0
+        for step in self.in_flight:
+            if step.step_id <= request.last_step:
+                assert step.batch.budget is not None
+                expected_s += self._times.step_s(step.batch.budget.iteration)
+        return max(0.0, expected_s - (now - self._began_s)) if expected_s else 0.0
 
     def energy_of(self, request: Request) -> Energy | None:
         """What was spent on the request here; None if that is not known."""
@@ -150,7 +160,10 @@ class Steps:
     def _expect_end(self, now: float) -> None:
         """The oldest iteration in flight begins now."""
         self.next_plan_s = None
-        if not self._runs_ahead or len(self.in_flight) != 1:
+        if len(self.in_flight) != 1:
+            return
+        self._began_s = now
+        if not self._runs_ahead:
             return
         budget = self.in_flight[0].batch.budget
         assert budget is not None

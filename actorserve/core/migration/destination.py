@@ -33,6 +33,8 @@ from actorserve.core.participant import Handler, Participant, Running
 from actorserve.core.request import Request
 
 _MAX_FROM_ONE = 256  # requests in flight from one source, which may hand over all that an iteration prefills
+_PATIENCE = 4.0  # the source may compute for this many times the expected time
+_MAX_COMPUTING_S = 600.0  # of the times that a source expects
 _MIN_BYTES_PER_S = 2**23  # a slower copy is given up if no configured rate bounds it
 
 
@@ -41,7 +43,8 @@ class _Incoming:
     """A request in flight to this instance.
 
     The first ``num_offered`` rows of ``kv`` are copied or being copied, except ``num_found`` at the beginning, which
-    the prefix cache had.
+    the prefix cache had. The source may compute for ``computing_s`` before the KV of this stage, or the next stage.
+    ``lacks_token``: the iteration that computed the last KV made a token after those of ``kv``.
     """
 
     transfer: Transfer
@@ -52,6 +55,8 @@ class _Incoming:
     stage: int = 0
     num_offered: int = 0
     is_last: bool = False
+    lacks_token: bool = False
+    computing_s: float = 0.0
 
     @property
     def is_copying(self) -> bool:
@@ -157,7 +162,7 @@ class MigrationDestination(Participant):
         reason = DeclineReason.NO_BLOCKS
         kv.num_computed, kv.first_row = offer.num_computed, self._memory.first_seen(offer.num_computed)
         has_kv = offer.num_computed > 0 or not offer.is_last
-        if not has_kv or not self._is_sound(0, offer.num_computed, num_tokens, len(offer.ticket.blocks)):
+        if not has_kv or not self._is_sound(0, offer.num_computed, num_tokens, offer.ticket):
             reason = DeclineReason.UNKNOWN
         elif source not in self._access:
             reason = DeclineReason.UNREACHABLE
@@ -167,7 +172,7 @@ class MigrationDestination(Participant):
             self._decline(transfer, reason)
             return
         incoming = self._incoming[transfer] = _Incoming(transfer, offer.gateway, kv, num_found)
-        self._fetch(incoming, offer.ticket, offer.num_computed, offer.is_last, now)
+        self._fetch(incoming, offer, now)
 
     def _on_stage(self, stage: Stage, source: Peer, now: float) -> None:
         transfer = Transfer(source, stage.transfer)
@@ -181,13 +186,13 @@ class MigrationDestination(Participant):
             return
         incoming.kv.token_ids.extend(stage.token_ids)
         num_tokens, incoming.kv.num_computed = len(incoming.kv.token_ids), stage.num_computed
-        if not self._is_sound(incoming.num_offered, stage.num_computed, num_tokens, len(stage.ticket.blocks)):
+        if not self._is_sound(incoming.num_offered, stage.num_computed, num_tokens, stage.ticket):
             self._decline(transfer, DeclineReason.UNKNOWN)
         elif num_tokens >= self._max_tokens or not self._memory.extend(incoming.kv):
             self._decline(transfer, DeclineReason.NO_BLOCKS)
         else:
             incoming.stage = number
-            self._fetch(incoming, stage.ticket, stage.num_computed, stage.is_last, now)
+            self._fetch(incoming, stage, now)
 
     def _on_withdrawn(self, message: Withdrawn, source: Peer, now: float) -> None:
         incoming = self._incoming.get(Transfer(source, message.transfer))
@@ -209,7 +214,8 @@ class MigrationDestination(Participant):
         if incoming is None:
             return False
         kv = incoming.kv
-        if not incoming.is_whole or kv.token_ids != request.token_ids or not request.may_reuse_kv:
+        token_ids = request.token_ids[:-1] if incoming.lacks_token else request.token_ids
+        if not incoming.is_whole or kv.token_ids != token_ids or not request.may_reuse_kv:
             self._drop(incoming)
             return False
         del self._incoming[transfer]
@@ -226,14 +232,15 @@ class MigrationDestination(Participant):
     def _num_from(self, source: Peer) -> int:
         return sum(transfer.source == source for transfer in self._incoming)
 
-    def _is_sound(self, num_offered: int, num_computed: int, num_tokens: int, num_blocks: int) -> bool:
-        """Whether ``num_blocks`` blocks hold the KV of that many tokens, with none for the newest token, after
-        ``num_offered`` rows.
+    def _is_sound(self, num_offered: int, num_computed: int, num_tokens: int, ticket: KVTicket) -> bool:
+        """Whether the ticket's blocks hold the KV of that many tokens, with none for the newest token, after
+        ``num_offered`` rows. The newest token is not known while an iteration computes KV of all known ones.
         """
         memory, num_rows = self._memory, self._memory.rows_for(num_computed)
-        if not 0 <= num_computed < num_tokens or num_rows < num_offered:
+        most = num_tokens if ticket.step_id else num_tokens - 1
+        if not 0 <= num_computed <= most or num_rows < num_offered:
             return False
-        return num_blocks == memory.rows.count(num_offered, num_rows, memory.first_seen(num_computed), num_rows)
+        return len(ticket.blocks) == memory.rows.count(num_offered, num_rows, memory.first_seen(num_computed), num_rows)
 
     def _reserve(self, kv: KVHolding, spec: RequestSpec) -> int | None:
         """Reserve blocks for the tokens so far (``KVMemory.reserve``), if there is room for the rest as well.
@@ -254,11 +261,13 @@ class MigrationDestination(Participant):
 
     # --- copying -----------------------------------------------------------------------------------------------------
 
-    def _fetch(self, incoming: _Incoming, ticket: KVTicket, num_computed: int, is_last: bool, now: float) -> None:
+    def _fetch(self, incoming: _Incoming, stage: Offer | Stage, now: float) -> None:
         """Copy the blocks that a stage offers, except those that the prefix cache had."""
-        memory, kv = self._memory, incoming.kv
-        begin, end = incoming.num_offered, memory.rows_for(num_computed)
-        incoming.num_offered, incoming.is_last = end, is_last
+        memory, kv, ticket = self._memory, incoming.kv, stage.ticket
+        begin, end = incoming.num_offered, memory.rows_for(stage.num_computed)
+        incoming.num_offered, incoming.is_last = end, stage.is_last
+        incoming.lacks_token = ticket.step_id > 0
+        incoming.computing_s = min(stage.computing_s, _MAX_COMPUTING_S)
         found_end = min(max(begin, incoming.num_found), end)
         num_skipped = memory.rows.count(begin, found_end, kv.first_row, end)
         blocks = tuple(memory.rows.span(kv.blocks, found_end, end, kv.first_row))
@@ -267,14 +276,15 @@ class MigrationDestination(Participant):
             return
         transfer = incoming.transfer
         copy_id = memory.pools.begin_fetch(transfer, kv, blocks)
-        incoming.deadline_s = now + self._timeout_s + memory.bytes_of_blocks(len(blocks)) / self._min_bytes_per_s
+        patience_s = memory.bytes_of_blocks(len(blocks)) / self._min_bytes_per_s + _PATIENCE * incoming.computing_s
+        incoming.deadline_s = now + self._timeout_s + patience_s
         access = self._access[transfer.source]
         # A request that was swapped out at the source does not run there, so the copy delays no token.
-        is_urgent = is_last and not ticket.on_host
+        is_urgent = stage.is_last and not ticket.on_host
         self._effects.append(Fetch(copy_id, transfer.source, access, ticket, num_skipped, blocks, is_urgent))
 
     def _on_stage_copied(self, incoming: _Incoming, now: float) -> None:
-        incoming.deadline_s = now + self._timeout_s
+        incoming.deadline_s = now + self._timeout_s + _PATIENCE * incoming.computing_s
         self._send_copied(incoming)
 
     def _send_copied(self, incoming: _Incoming) -> None:

@@ -11,7 +11,8 @@ Differences from the paper and from systems built on it:
 
 - The destination reads (``Fetch``); the source never writes there. So a source that was suspended or considered dead
   can never write into blocks that have a new owner. A destination that reads too late reads garbage, but nothing uses
-  it: a source asks for the hand-over only if it still had the request's blocks unchanged after all were copied.
+  it: a source asks for the hand-over only if it still had the request's blocks unchanged after all were copied, and the
+  iteration that wrote them has ended.
 - The gateway commits by issuing the new epoch (``core.gateway.state``); source and destination only propose. The source
   repeats its HandOver until it is answered. If either side dies meanwhile, the gateway fails the request over or has
   the source keep it.
@@ -23,9 +24,10 @@ Differences from the paper and from systems built on it:
 A handoff (Splitwise, section 4.3) is a migration whose first stages run while the prompt does. It begins with the
 prompt's first iteration, and the destination reserves blocks for the whole prompt. Each stage copies the chunks that
 ended since. The request is paused when its last chunk is planned, so that no decode runs between that and the last
-stage. Its first token leaves from here, and the second one comes from the destination. A prompt that is preempted is
-handed off again from its beginning. If the destination declines, the request decodes here until the coordinator moves
-it.
+stage. The last stage is offered while the last chunk is computed, if the destination can follow an iteration's progress
+(``KVAccess.progress``), layer by layer where that pays (``layer_copies``). Its first token leaves from here, and the
+second one comes from the destination. A prompt that is preempted is handed off again from its beginning. If the
+destination declines, the request decodes here until the coordinator moves it.
 
 Each stage has a deadline. Blocks are reserved stage by stage, and the destination may decline. The source gives up if
 the request finished, left, or was preempted. It sends Withdrawn; if that is lost, the destination's deadline passes.
@@ -46,15 +48,14 @@ from actorserve.core.messages import (
     KVAccess,
     Message,
     MigrateTo,
-    Offer,
     Peer,
-    Stage,
     TransferId,
     TransferKind,
     Withdrawn,
 )
 from actorserve.core.migration.candidates import MigrationCandidates
-from actorserve.core.migration.config import MigrationConfig, MigrationMode
+from actorserve.core.migration.config import LayerCopies, MigrationConfig, MigrationMode
+from actorserve.core.migration.layer_copies import is_by_layer
 from actorserve.core.migration.outgoing import Outgoing, Phase, Target
 from actorserve.core.participant import Handler, Participant, Running
 from actorserve.core.request import Request
@@ -99,6 +100,7 @@ class MigrationSource(Participant):
         self._key = bytes.fromhex(config.ticket_key)
         self._target: Target | None = None
         self._peers: set[Peer] = set()
+        self._followers: set[Peer] = set()  # can copy KV that an iteration still writes
         self._outgoing: dict[str, Outgoing] = {}  # by request id
         self._ordered: dict[str, tuple[Peer, float]] = {}  # operators' orders: where to, and until when, by request id
         self._to_hand_off: dict[str, Peer] = {}  # requests in prefill and their token instances, by request id
@@ -115,7 +117,7 @@ class MigrationSource(Participant):
             return True
         if self._ordered or self._to_hand_off:
             return True
-        return any(outgoing.phase is Phase.LAST_DUE for outgoing in self._outgoing.values())
+        return any(outgoing.phase in (Phase.LAST_DUE, Phase.ALL_COPIED) for outgoing in self._outgoing.values())
 
     @property
     def _num_moves(self) -> int:
@@ -145,7 +147,9 @@ class MigrationSource(Participant):
             has_ended = not self._steps.is_running(outgoing.request)
             assert waits_for_step <= is_paused, f"{request_id} is paused until its last stage"
             assert not (waits_for_step and has_ended), f"the last stage of {request_id} is overdue"
-            assert not must_pause or waits_for_step or has_ended, f"the last stage of {request_id} began too early"
+            may_run = waits_for_step or (outgoing.followed is not None and outgoing.phase is not Phase.HANDING_OVER)
+            assert not must_pause or may_run or has_ended, f"the last stage of {request_id} began too early"
+            assert outgoing.phase is not Phase.ALL_COPIED or not has_ended, f"{request_id} is to be handed over now"
         moving = {id(outgoing.request) for outgoing in self._outgoing.values()}
         assert all(id(request) in moving for request in self.paused), "a request is paused, but does not move"
         assert self._num_moves <= self._config.max_outgoing, "too many requests move at once"
@@ -186,10 +190,13 @@ class MigrationSource(Participant):
 
     def on_peer_up(self, peer: Peer, access: KVAccess | None) -> None:
         self._peers.add(peer)
+        if access is not None and access.progress:
+            self._followers.add(peer)
 
     def on_peer_down(self, peer: Peer, now: float) -> None:
         """A request that is being handed over waits for its gateway; only the gateway knows whether it moved."""
         self._peers.discard(peer)
+        self._followers.discard(peer)
         self._drop_target(peer)
         self._ordered = {name: order for name, order in self._ordered.items() if order[0] != peer}
         self._to_hand_off = {name: to for name, to in self._to_hand_off.items() if to != peer}
@@ -204,14 +211,17 @@ class MigrationSource(Participant):
             return False
         if outgoing.phase is not Phase.COPYING or message.stage != outgoing.stage:
             return False
-        if outgoing.stage_bytes:
+        if outgoing.stage_bytes and outgoing.followed is None:
             self._times.observe_transfer(outgoing.stage_bytes, now - outgoing.began_s)
         if self._is_void(outgoing):
             self._withdraw(outgoing)
             self._cancel(outgoing)
             return True
         if outgoing.is_last:
-            self._ask_to_hand_over(outgoing, now)
+            if self._steps.is_running(outgoing.request):
+                outgoing.phase, outgoing.deadline_s = Phase.ALL_COPIED, math.inf
+            else:
+                self._ask_to_hand_over(outgoing, now)
             return True
         if outgoing.is_handoff:
             outgoing.phase, outgoing.deadline_s = Phase.AWAITING, math.inf
@@ -286,6 +296,9 @@ class MigrationSource(Participant):
             if outgoing.phase is Phase.LAST_DUE:
                 if not self._steps.is_running(request):
                     self._begin_last_stage(outgoing, now)
+            elif outgoing.phase is Phase.ALL_COPIED:
+                if not self._steps.is_running(request):
+                    self._ask_to_hand_over(outgoing, now)
             elif self._is_void(outgoing):
                 self._withdraw(outgoing)
                 self._cancel(outgoing)
@@ -301,8 +314,12 @@ class MigrationSource(Participant):
             self._begin(target, now)
 
     def _is_void(self, outgoing: Outgoing) -> bool:
-        """Whether preemption took the blocks that a stage names. The destination may read other requests' KV there."""
+        """Whether a stage in flight names blocks that the request has lost. The destination may read other requests' KV
+        there. Preemption takes blocks, but not of a paused request.
+        """
         request = outgoing.request
+        if outgoing.followed is not None and outgoing.phase is Phase.COPYING:
+            return not outgoing.has_followed_blocks
         return request not in self.paused and (request.blocks is not outgoing.blocks or request.copy_id is not None)
 
     def _begin(self, target: Target, now: float) -> None:
@@ -364,13 +381,28 @@ class MigrationSource(Participant):
             self.paused.add(request)
         if outgoing.phase is not Phase.AWAITING:
             return
-        is_computing = request not in self.paused or self._steps.is_running(request)
-        has_more = self._config.mode is MigrationMode.LIVE and request.num_computed // size > outgoing.num_offered
-        if is_computing and has_more:
+        is_running, is_live = self._steps.is_running(request), self._config.mode is MigrationMode.LIVE
+        is_computing = request not in self.paused or is_running
+        has_more = is_live and request.num_computed // size > outgoing.num_offered
+        if request in self.paused and is_running and is_live and self._can_follow(outgoing):
+            outgoing.is_last = True
+            outgoing.followed_from = outgoing.num_offered
+            outgoing.followed = request.blocks[outgoing.num_offered : self._memory.rows_for(request.num_fed)]
+            outgoing.stage += 1 if outgoing.num_told else 0
+            self._offer(outgoing, request.num_fed, now)
+        elif is_computing and has_more:
             outgoing.stage += 1 if outgoing.num_told else 0
             self._offer(outgoing, request.num_computed // size * size, now)
         elif request in self.paused:
             outgoing.phase = Phase.LAST_DUE
+
+    def _can_follow(self, outgoing: Outgoing) -> bool:
+        """Whether the destination can copy what the newest step of the request computes while it is computed."""
+        request = outgoing.request
+        knows_tokens = request.num_fed == len(request.token_ids)
+        if self._config.layer_copies is LayerCopies.AFTER:
+            return False
+        return knows_tokens and outgoing.to in self._followers and not self._memory.rows.num_windowed
 
     def _new_outgoing(self, request: Request, to: Peer, phase: Phase, *, is_handoff: bool = False) -> Outgoing:
         self._num_transfers += 1
@@ -407,22 +439,22 @@ class MigrationSource(Participant):
         num_rows = memory.rows_for(num_computed)
         held = request.host_blocks if request.is_swapped else request.blocks
         blocks = tuple(memory.rows.span(held, outgoing.num_offered, num_rows, memory.first_seen(num_computed)))
-        ticket = make_ticket(self._key, outgoing.id, outgoing.stage, blocks, on_host=request.is_swapped)
-        message: Offer | Stage
-        if outgoing.stage == 0:
-            spec = request.spec_now()
-            message = Offer(request.epoch, request.gateway, spec, num_computed, ticket, outgoing.is_last)
-        else:
-            token_ids = tuple(request.token_ids[outgoing.num_told :])
-            message = Stage(token_ids, num_computed, ticket, outgoing.is_last)
-        self._effects.send(outgoing.to, message)
+        outgoing.stage_bytes = self._memory.bytes_of_blocks(len(blocks))
+        computing_s, step_id, by_layer = 0.0, 0, False
+        if outgoing.followed is not None:
+            computing_s, step_id = self._steps.left_s(request, now), request.last_step
+            by_layer = is_by_layer(self._config, self._times, outgoing.stage_bytes, computing_s)
+        elif not outgoing.is_last:
+            computing_s = self._times.prefill_s(request.num_without_kv - 1, request.num_computed)
+        names = self._key, outgoing.id, outgoing.stage, blocks
+        ticket = make_ticket(*names, on_host=request.is_swapped, step_id=step_id, by_layer=by_layer)
+        self._effects.send(outgoing.to, outgoing.message(num_computed, ticket, computing_s))
         outgoing.num_told = len(request.token_ids)
         outgoing.num_offered = num_rows
         outgoing.phase = Phase.COPYING
         outgoing.began_s = now
-        outgoing.stage_bytes = self._memory.bytes_of_blocks(len(blocks))
-        copy_s = self._candidates.copy_s(outgoing.stage_bytes)
-        outgoing.deadline_s = now + self._config.timeout_s + _PATIENCE * copy_s
+        expected_s = self._candidates.copy_s(outgoing.stage_bytes) + (computing_s if step_id else 0.0)
+        outgoing.deadline_s = now + self._config.timeout_s + _PATIENCE * expected_s
 
     def _ask_to_hand_over(self, outgoing: Outgoing, now: float) -> None:
         request = outgoing.request

@@ -147,11 +147,10 @@ class ClusterMachine:
                 priority=chance.choice((0, 0, 1, 2)),
             )
 
-    def progress(
-        self, rounds: int, *, ahead: bool = True, copies: bool = True, fetches: bool = True, compiles: bool = True
-    ) -> None:
+    def progress(self, rounds: int, *, talks: int = 1, **what: bool) -> None:
+        """As ``World.progress``, for so many rounds."""
         for _ in range(rounds):
-            self.world.progress(ahead=ahead, copies=copies, fetches=fetches, compiles=compiles)
+            self.world.progress(talks=talks, **what)
 
     @property
     def workers(self) -> list[str]:

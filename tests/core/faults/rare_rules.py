@@ -9,6 +9,7 @@ from actorserve.core.messages import (
     CheckpointConfirmed,
     Copied,
     HandOver,
+    InstanceRole,
     Keep,
     Release,
     Start,
@@ -55,13 +56,40 @@ def blocks_change_under_a_copy(machine: ClusterMachine, chance: Random) -> str |
     rounds, copies = chance.randint(1, 10), chance.random() < 0.5
     machine.progress(rounds, copies=copies, fetches=False)
     # Now it ends, and what it has read is used if the source does not know better.
-    for _ in range(len(world.processes[name].fetches) if name in world.processes else 0):
+    for _ in range(len(world.processes[name].fetches) if name in world.fetching else 0):
         world.finish_fetch(name)
     machine.progress(chance.randint(0, 4), copies=chance.random() < 0.5, fetches=False)
     if source in world.processes and chance.random() < 0.7:
         world.limit_memory(source, world.num_blocks)
     machine.progress(chance.randint(0, 8))
     return f"{source} has {num_blocks} blocks for {rounds} rounds, while {name} reads"
+
+
+def copies_follow_iterations(machine: ClusterMachine, chance: Random) -> str | None:
+    """A prompt is handed off while messages are much faster than engines. The copy of its last chunk ends before the
+    source's core hears that the iteration has ended, or the other way round.
+    """
+    world = machine.world
+    following = [name for name in machine.workers if world.processes[name].follows]
+    if len(following) < 2:
+        return None
+    destination = chance.choice(following)
+    for name in machine.workers:
+        world.set_role(name, InstanceRole.TOKEN if name == destination else InstanceRole.PROMPT)
+    for _ in range(4):
+        world.deliver_all()  # the roles are known
+    machine.open(chance, 20, 2)
+    for _ in range(8):
+        for _ in range(6):
+            world.deliver_all()
+            for name in world.fetching:
+                world.finish_fetch(name)
+        waiting = [fetch for process in world.processes.values() for fetch in process.fetches if fetch.ticket.step_id]
+        if waiting or not world.stepping:
+            break
+        world.finish_step(chance.choice(world.stepping))
+    machine.progress(chance.randint(0, 2), early=chance.random() < 0.7, fetches=chance.random() < 0.7)
+    return f"to {destination}, {len(waiting)} wait"
 
 
 def hand_over_is_refused(machine: ClusterMachine, chance: Random) -> str | None:
@@ -280,6 +308,7 @@ RARE_RULES: Rules = {
     answers_come_twice: 4,
     copies_fail: 6,
     blocks_change_under_a_copy: 8,
+    copies_follow_iterations: 6,
     hand_over_is_refused: 4,
     hand_over_is_late: 3,
     request_moves_on: 2,

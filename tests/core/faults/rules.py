@@ -17,8 +17,9 @@ def all_goes_on(machine: ClusterMachine, chance: Random) -> str:
     """Faults meet requests in each stage. Swaps, copies between workers and the compiling of grammars may take long."""
     rounds, ahead = chance.randint(1, 6), chance.random() < 0.5
     copies, fetches, compiles = chance.random() < 0.7, chance.random() < 0.7, chance.random() < 0.7
-    machine.progress(rounds, ahead=ahead, copies=copies, fetches=fetches, compiles=compiles)
-    return f"{rounds} rounds, ahead {ahead}, copies {copies}, fetches {fetches}, compiles {compiles}"
+    talks, early = chance.choice((1, 1, 6)), chance.random() < 0.3  # messages may be faster than engines
+    machine.progress(rounds, ahead=ahead, copies=copies, fetches=fetches, compiles=compiles, talks=talks, early=early)
+    return f"{rounds} rounds, ahead {ahead}, copies {copies}, fetches {fetches}, compiles {compiles}, {talks} talks"
 
 
 def time_passes(machine: ClusterMachine, chance: Random) -> str:
@@ -78,7 +79,7 @@ def one_engine_works(machine: ClusterMachine, chance: Random) -> str | None:
     world = machine.world
     what = []
     for _ in range(chance.randint(1, 8)):
-        busy = [(name, how) for name in world.stepping for how in ("step", "plan ahead")]
+        busy = [(name, how) for name in world.stepping for how in ("step", "compute", "plan ahead")]
         busy += [(name, "copy") for name in world.copying]
         busy += [(name, how) for name in world.fetching for how in ("fetch", "tear", "fail")]
         busy += [(name, "grammar") for name in world.compiling]
@@ -89,6 +90,8 @@ def one_engine_works(machine: ClusterMachine, chance: Random) -> str | None:
         match how:
             case "step":
                 world.finish_step(name)
+            case "compute":
+                world.compute_step(name)
             case "plan ahead":
                 world.plan_ahead(name)
             case "copy":

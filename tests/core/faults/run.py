@@ -24,6 +24,7 @@ LEAST_IN_100 = {
     "handed off": 100,
     "handed off while the prompt ran": 20,
     "handoff ended early": 80,
+    "copied before its iteration ended": 2,
     "instance drafted": 1500,
     "hand-over refused": 30,
     "hand-over timed out": 12,

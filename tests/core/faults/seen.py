@@ -22,6 +22,7 @@ from actorserve.core.messages import (
     TransferKind,
     Withdrawn,
 )
+from actorserve.core.migration.outgoing import Phase
 from tests.core.world.parts import Process
 from tests.core.world.protocol import React
 
@@ -74,6 +75,10 @@ class Seen:
                 how = "handed off" if isinstance(message, Release) else "handoff ended early"
                 self.counts[how] += 1
                 self.counts["handed off while the prompt ran"] += how == "handed off" and handoffs[transfer_id] > 1
+            self.counts["copied before its iteration ended"] += isinstance(message, Copied) and any(
+                outgoing.phase is Phase.ALL_COPIED and outgoing.id == message.transfer
+                for outgoing in worker.migration_source._outgoing.values()
+            )
             for effect in effects:
                 match effect:
                     case Send(message=Withdrawn(transfer=transfer_id)) if transfer_id in moving - still:

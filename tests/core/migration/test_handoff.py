@@ -11,6 +11,7 @@ from actorserve.core.messages import (
     Declined,
     DeclineReason,
     InstanceRole,
+    Message,
     Offer,
     Peer,
     PeerDown,
@@ -40,6 +41,13 @@ from tests.core.world.world import World
 F = Peer("worker-3", 1)
 
 
+def plain(messages: list[Message]) -> list[Message]:
+    """The same messages without the expected times."""
+    return [
+        replace(message, computing_s=0.0) if isinstance(message, Offer | Stage) else message for message in messages
+    ]
+
+
 def start(instance: Instance, num_prompt: int, to: Peer = D, max_tokens: int = 100) -> list[Effect]:
     return instance.handle(Start(1, spec("r", num_prompt, max_tokens), Attained(), None, to), 0.0, GATEWAY)
 
@@ -52,14 +60,14 @@ def test_chunks_are_copied_while_the_next_ones_are_computed() -> None:
     effects = start(instance, 20)
     request = request_of(instance)
     blocks = list(request.blocks)
-    assert told(effects, D) == [Offer(1, GATEWAY, request.spec_now(), 0, ticket(migration_id(), 0), False)]
+    assert plain(told(effects, D)) == [Offer(1, GATEWAY, request.spec_now(), 0, ticket(migration_id(), 0), False)]
     instance.handle(Copied(migration_id(), 0), 0.0, D)
     effects = instance.done()
-    assert told(effects, D) == [Stage((), 8, ticket(migration_id(), 1, *blocks[:2]), False)]
+    assert plain(told(effects, D)) == [Stage((), 8, ticket(migration_id(), 1, *blocks[:2]), False)]
     instance.done()
     effects = instance.handle(Copied(migration_id(), 1), 0.0, D)
     assert request in instance.state.migration_source.paused, "the last chunk is planned"
-    assert told(effects, D) == [Stage((), 16, ticket(migration_id(), 2, *blocks[2:4]), False)]
+    assert plain(told(effects, D)) == [Stage((), 16, ticket(migration_id(), 2, *blocks[2:4]), False)]
     instance.handle(Copied(migration_id(), 2), 0.0, D)
     effects = instance.done()
     assert not any(isinstance(effect, RunStep) for effect in effects), "no decode runs here"
@@ -75,7 +83,7 @@ def test_a_prompt_of_one_chunk_is_copied_in_one_piece() -> None:
     instance = source()
     effects = start(instance, 5)
     request = request_of(instance)
-    assert told(effects, D) == [Offer(1, GATEWAY, request.spec_now(), 0, ticket(migration_id(), 0), False)]
+    assert plain(told(effects, D)) == [Offer(1, GATEWAY, request.spec_now(), 0, ticket(migration_id(), 0), False)]
     instance.handle(Copied(migration_id(), 0), 0.0, D)
     assert request in instance.state.migration_source.paused
     assert told(instance.done(), D) == [Stage((9,), 5, ticket(migration_id(), 1, *request.blocks), True)]

@@ -1,6 +1,7 @@
 """The engines of a world: the test decides when each iteration, swap, copy and grammar ends."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 
 from actorserve.core.effects import Fetch, SwapOut
 from actorserve.core.instance.state import InstanceState
@@ -8,6 +9,7 @@ from actorserve.core.kv.tickets import is_genuine
 from actorserve.core.messages import CopyDone, CopyFailed, Message, Peer, Tick
 from tests.core.world.kv_contents import check_read_kv
 from tests.core.world.parts import KEY, Client, Process
+from workers.kv.layer_progress import mark
 
 
 class Engines(ABC):
@@ -35,8 +37,16 @@ class Engines(ABC):
     def finish_step(self, name: str) -> None:
         """The engine of a worker completes the oldest iteration in flight."""
         process = self.processes[name]
-        check_read_kv(process, self.clients)
+        if process.computed is None:
+            check_read_kv(process, self.clients)
         self._handle(process, process.step())
+
+    def compute_step(self, name: str) -> None:
+        """The engine of a worker completes the oldest iteration in flight. Its core is told by ``finish_step``."""
+        process = self.processes[name]
+        if process.computed is None:
+            check_read_kv(process, self.clients)
+        process.compute()
 
     def finish_compiling(self, name: str, index: int = 0) -> None:
         """One of the grammars that a worker compiles is ready."""
@@ -57,10 +67,12 @@ class Engines(ABC):
     def finish_fetch(self, name: str, *, failed: bool = False) -> None:
         """A worker completes its oldest copy from another worker, with whatever lies in that memory now.
 
-        A copy that failed may have written some of its blocks (``tear_fetch``).
+        A copy that failed may have written some of its blocks (``tear_fetch``). A copy fails if its source has died in
+        the iteration that writes the KV.
         """
         process = self.processes[name]
         fetch = process.fetches[0]
+        failed = failed or not self._is_written(process, fetch)
         if not failed:
             self._read(process, fetch, len(fetch.blocks))
         process.fetches.popleft()
@@ -71,7 +83,20 @@ class Engines(ABC):
         """A worker's oldest copy from another worker reads half of what is left now, and the other blocks later."""
         process = self.processes[name]
         fetch = process.fetches[0]
-        self._read(process, fetch, (process.num_read + len(fetch.blocks)) // 2)
+        if self._is_written(process, fetch):
+            self._read(process, fetch, (process.num_read + len(fetch.blocks)) // 2)
+
+    def _is_written(self, process: Process, fetch: Fetch) -> bool:
+        """Whether no iteration still writes the KV of this copy, as far as the process knows. It waits until then."""
+        source = self.lives[int(fetch.access.address)].engine
+        assert source is not None
+        step_id = fetch.ticket.step_id if process.follows else 0
+        return not step_id or source.progress.value >= mark(step_id, 1)
+
+    def _may_end(self, process: Process, fetch: Fetch) -> bool:
+        """Whether this copy can end now: it is not waiting for a live source's iteration."""
+        source = self.lives[int(fetch.access.address)]
+        return self._is_written(process, fetch) or self.processes.get(source.peer.name) is not source
 
     def _read(self, process: Process, fetch: Fetch, end: int) -> None:
         """Read the blocks of a copy up to ``end``, except those that were read before."""
@@ -103,4 +128,11 @@ class Engines(ABC):
 
     @property
     def fetching(self) -> list[str]:
-        return [name for name, process in self.processes.items() if process.fetches]
+        """The workers with a copy from another worker that can end. It comes before those that wait for iterations."""
+        found = []
+        for name, process in self.processes.items():
+            ready = [fetch for fetch in process.fetches if self._may_end(process, fetch)]
+            if ready:
+                process.fetches = deque([*ready, *(fetch for fetch in process.fetches if fetch not in ready)])
+                found.append(name)
+        return found

@@ -108,8 +108,14 @@ class Process:
     num_read: int = 0  # blocks of the oldest fetch that were read already
     compiling: list[tuple[str, PreparedGrammar]] = field(default_factory=list)  # by request id; they wait like steps
     ready: set[str] = field(default_factory=set)  # requests whose GrammarReady was told
+    computed: StepDone | None = None  # of the oldest step, if the engine has ended it and the core does not know
     drained: bool = False
     num_ahead: int = 0  # steps that were planned while another one was in flight
+
+    @property
+    def follows(self) -> bool:
+        """Whether it can follow other workers' iterations. One worker is of an older protocol, and cannot."""
+        return self.peer.name != "worker-2"
 
     def command(self, effect: EngineCommand) -> None:
         """Queue a command of the engine, and let the engine take its commands up to the next step."""
@@ -141,13 +147,20 @@ class Process:
                 case DropFromEngine(request_id=request_id):
                     self.engine.drop(request_id)
 
+    def compute(self) -> None:
+        """The engine ends the oldest step, if it has not done that already."""
+        assert self.engine is not None
+        command = self.commands[0]
+        assert isinstance(command, RunStep)
+        self.computed = self.computed or self.engine.begin(command.plan).result()
+
     def step(self) -> StepDone:
         """The step in flight ends."""
-        assert self.engine is not None
+        self.compute()
         self._grammars.popleft()
-        command = self.commands.popleft()
-        assert isinstance(command, RunStep)
-        done = self.engine.begin(command.plan).result()
+        self.commands.popleft()
+        done, self.computed = self.computed, None
+        assert done is not None
         self.run_commands()
         return done
 

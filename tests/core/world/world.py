@@ -194,7 +194,8 @@ class World(Engines):
     def _tell_up(self, process: Process, other: Process) -> None:
         worker = None
         if other.engine:
-            access = KVAccess("fake", address=str(self.lives.index(other)))
+            progress = "progress" if other.follows else ""
+            access = KVAccess("fake", address=str(self.lives.index(other)), progress=progress)
             worker = WorkerInfo(other.engine.kind, other.engine.model, PROFILE.speed(), kv=access)
         process.met[other.peer] = PeerUp(other.peer, other.role, worker)
         self._handle(process, process.met[other.peer])
@@ -320,6 +321,12 @@ class World(Engines):
             del self.links[link]
         self._arrive(link, message)
 
+    def deliver_all(self) -> None:
+        """All messages in flight arrive. The answers to them are in flight then."""
+        for link in list(self.links):
+            for _ in range(len(self.links.get(link, ()))):
+                self.deliver(link)
+
     def _arrive(self, link: Link, message: Message) -> None:
         sender, target = link
         process = self.processes.get(target.name)
@@ -354,14 +361,29 @@ class World(Engines):
                 deadline = process.core.next_deadline()
                 assert deadline is None or deadline > self.now, "a Tick left its deadline in the past"
 
-    def progress(self, *, ahead: bool = True, copies: bool = True, fetches: bool = True, compiles: bool = True) -> None:
-        """All messages in flight arrive, and all engines complete iterations, with ``copies`` a swap, with ``fetches``
-        a copy from another worker, and with ``compiles`` a grammar. With ``ahead`` the next iterations are planned
-        before.
+    def progress(
+        self,
+        *,
+        ahead: bool = True,
+        copies: bool = True,
+        fetches: bool = True,
+        compiles: bool = True,
+        talks: int = 1,
+        early: bool = False,
+    ) -> None:
+        """All messages in flight arrive, ``talks`` times, and all engines complete iterations, with ``copies`` a swap,
+        with ``fetches`` a copy from another worker, and with ``compiles`` a grammar. With ``ahead`` the next iterations
+        are planned before. With ``early``, copies from other workers follow the iterations, and end before the cores
+        hear that these have ended.
         """
-        for link in list(self.links):
-            for _ in range(len(self.links.get(link, ()))):
-                self.deliver(link)
+        for _ in range(talks):
+            self.deliver_all()
+        if early:
+            for name in self.stepping:
+                self.compute_step(name)
+            for name in self.fetching:
+                self.finish_fetch(name)
+            self.deliver_all()
         for name in self.stepping:
             if ahead:
                 self.plan_ahead(name)

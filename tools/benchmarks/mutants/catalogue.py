@@ -167,6 +167,24 @@ MIGRATIONS: Final = (
         "outgoing.num_told = len(request.token_ids)\n        outgoing.num_offered = num_rows + 1",
     ),
     Mutant(
+        "KV that an iteration still writes is offered to workers that cannot follow it",
+        _SOURCE,
+        "knows_tokens and outgoing.to in self._followers and",
+        "knows_tokens and",
+    ),
+    Mutant(
+        "a request is handed over while an iteration computes its KV",
+        _SOURCE,
+        "if self._steps.is_running(outgoing.request):\n                outgoing.phase,",
+        "if False:\n                outgoing.phase,",
+    ),
+    Mutant(
+        "blocks that were given up under a copy still count",
+        _SOURCE,
+        "return not outgoing.has_followed_blocks",
+        "return False",
+    ),
+    Mutant(
         "a failed copy of a migration counts as a copy",
         _DESTINATION,
         "        if failed:\n            self._decline(transfer, DeclineReason.UNREACHABLE)",
@@ -187,7 +205,7 @@ MIGRATIONS: Final = (
     Mutant(
         "a migration is adopted without comparing tokens",
         _DESTINATION,
-        "if not incoming.is_whole or kv.token_ids != request.token_ids or",
+        "if not incoming.is_whole or kv.token_ids != token_ids or",
         "if not incoming.is_whole or",
     ),
     Mutant(
