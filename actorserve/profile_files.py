@@ -88,6 +88,7 @@ def parse_profile(text: str, place: str) -> Profile:
         dtype=top.text("dtype"),
         threads=top.integer("threads", 0, 65536),
         kv_bytes_per_token=top.integer("kv_bytes_per_token", 1, 10**9),
+        num_layers=top.integer("num_layers", 1, 10**4) if "num_layers" in values else 1,
         prefill=prefill_s,
         prefill_context_s=prefill.number("context_s", 0.0, 1.0),
         weights_s=prefill.optional_number("weights_s", 0.0, min(prefill_s.ys[0], decode_s.ys[0])),
@@ -128,6 +129,8 @@ def profile_text(profile: Profile, measured: Sequence[MeasuredShape] = ()) -> st
     """The file's text; ``parse_profile`` gives an equal profile back."""
     lines = [f"{key} = {json.dumps(getattr(profile, key))}" for key in ("name", "model", "hardware", "dtype")]
     lines += [f"threads = {profile.threads}", f"kv_bytes_per_token = {profile.kv_bytes_per_token}"]
+    if profile.num_layers > 1:
+        lines.append(f"num_layers = {profile.num_layers}")
     if profile.source:
         lines.append(f"source = {json.dumps(profile.source)}")
     lines += ["", "[prefill]  # an iteration, by the tokens of one prompt", *_points("tokens", profile.prefill)]

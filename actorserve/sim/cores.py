@@ -39,6 +39,7 @@ def make_instance(cluster: ClusterTable, group: GroupTable, profile: Profile) ->
         cluster.tokens_per_block * profile.kv_bytes_per_token,
         cluster.max_context_tokens,
         cluster.num_host_blocks(group),
+        num_layers=profile.num_layers,
     )
     recipe = instance_recipe(cluster, sizes, profile, _TICKET_KEY, InstanceRole(group.role))
     for_baselines = replace(

@@ -287,16 +287,18 @@ class EngineModel:
         bytes_per_s: float | None,
         is_urgent: bool,
         into_host: bool = False,
+        share: float = 1.0,
     ) -> tuple[float, float]:
         """When a copy of this many blocks from another instance is done, and how long that is from ``now``.
 
         A copy uses the links of both instances at their whole speed, one copy after the other. An urgent copy waits
         only for other urgent copies, and goes before all copies that have not begun. ``bytes_per_s`` paces the copies
         from one source that are not urgent. A copy ``into_host`` memory slows only the source's iterations down.
+        ``share``: of the blocks' bytes.
         """
-        num_bytes = self.num_bytes(num_blocks)
+        num_bytes = share * self.num_bytes(num_blocks)
         ends = (self, source)
-        copy_s = self.copy_alone_s(source, num_blocks)
+        copy_s = self.copy_alone_s(source, num_blocks, share)
         if is_urgent:
             done_s = max(now, *(engine._urgent_free_s for engine in ends)) + copy_s
             for engine in ends:
@@ -325,9 +327,11 @@ class EngineModel:
         """Of a copy from another instance."""
         return max(self._profile.transfer.latency_s, source._profile.transfer.latency_s)
 
-    def copy_alone_s(self, source: "EngineModel", num_blocks: int) -> float:
-        """How long a copy of this many blocks from another instance takes if there are no other copies."""
-        num_bytes = self.num_bytes(num_blocks)
+    def copy_alone_s(self, source: "EngineModel", num_blocks: int, share: float = 1.0) -> float:
+        """How long a copy of a ``share`` of this many blocks from another instance takes if there are no other
+        copies.
+        """
+        num_bytes = share * self.num_bytes(num_blocks)
         return max(engine._profile.transfer.copy_s(num_bytes) for engine in (self, source))
 
     def slow_down(self, source: "EngineModel", until_s: float, into_host: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from actorserve.core.effects import Effect
 from actorserve.core.instance.state import InstanceState
-from actorserve.core.messages import LoadReport, Message, Peer, PeerUp, Role
+from actorserve.core.messages import HandOver, KVAccess, LoadReport, Message, Offer, Peer, PeerUp, Role, Stage
 from actorserve.sim.engine_model import EngineModel, Flight
 from actorserve.sim.instance_metrics import fragmentation, unmet_demand
 from actorserve.sim.results import Counts
@@ -44,6 +44,19 @@ class Process:
         """The newest flight, if quiet steps will follow its step."""
         return self.flights[-1] if self.flights and self.flights[-1].is_quiet else None
 
+    def step_in_flight(self, step_id: int) -> tuple[float, float] | None:
+        """When this iteration of a worker will end, and its duration; None if it is not in flight."""
+        # The core's newest iteration has no flight yet while earlier effects are performed.
+        for step, flight in zip(self.worker_core.steps.in_flight, self.flights, strict=False):
+            if step.step_id == step_id:
+                return flight.ends[0]
+        return None
+
+    def pause_s(self, message: Offer | Stage | HandOver, now: float) -> float:
+        """From when on the message's request may be paused: from the end of the iteration that it names, if any."""
+        step = None if isinstance(message, HandOver) else self.step_in_flight(message.ticket.step_id)
+        return now if step is None else step[0]
+
     def next_deadline(self) -> float | None:
         """When the core wants a Tick. It plans no quiet step, because the simulator takes many of them at once."""
         return self.worker_core.next_deadline_when_quiet() if self.quiet_flight else self.core.next_deadline()
@@ -71,6 +84,11 @@ class Process:
             counts.add(self.report)
         if self.num_reports:
             counts.kv_used.append(self.kv_used_sum / self.num_reports)
+
+
+def process_access(peer: Peer) -> KVAccess:
+    """How an instance's KV is read: by its name, also while iterations write it."""
+    return KVAccess("simulated", peer.name, progress=peer.name)
 
 
 def sampled_fragmentation(

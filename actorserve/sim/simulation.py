@@ -8,6 +8,7 @@ round trip after one of them asks for it. A new worker is up after its warm-up, 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from actorserve.core.effects import (
     Deliver,
@@ -28,7 +29,6 @@ from actorserve.core.messages import (
     CopyFailed,
     HandOver,
     InstanceRole,
-    KVAccess,
     LoadReport,
     Message,
     Offer,
@@ -49,12 +49,13 @@ from actorserve.sim.config import COORDINATOR, RunConfig
 from actorserve.sim.cores import make_coordinator, make_gateway, make_instance
 from actorserve.sim.engine_model import TOKEN_ID, EngineModel, Flight
 from actorserve.sim.instance_metrics import Interruptions, blocks_in_line
+from actorserve.sim.links.following import FollowingCopies
 from actorserve.sim.links.links import make_links
 from actorserve.sim.machines.machines import Machines
 from actorserve.sim.measures.token_gaps import TokenGaps
 from actorserve.sim.power.actuator import ACTUATOR, REPORT_S
 from actorserve.sim.results import Counts, Outcomes, Results
-from actorserve.sim.simulated_process import Process, sampled_fragmentation
+from actorserve.sim.simulated_process import Process, process_access, sampled_fragmentation
 from actorserve.sim.timeline import Timeline
 from actorserve.sim.workload.traces import TraceRow
 
@@ -83,7 +84,8 @@ class Simulation:
         self.counts = Counts()
         self.processes: dict[str, Process] = {}
         self.config = config
-        self._links = make_links(config.cluster.links, self._timeline, self._fetched)
+        make = partial(make_links, config.cluster.links, self._timeline)
+        self._links = FollowingCopies(self._timeline, make, self._fetched)
         self._machines = Machines(config, profiles)
         self._num_events = 0
         self._num_failovers = 0
@@ -273,7 +275,7 @@ class Simulation:
     def _meet(self, process: Process, other: Process) -> None:
         worker = None
         if other.role is Role.WORKER:
-            worker = replace(self._machines.info_of(other.peer.name), kv=KVAccess("simulated", other.peer.name))
+            worker = replace(self._machines.info_of(other.peer.name), kv=process_access(other.peer))
         up = PeerUp(other.peer, other.role, worker)
         process.met[other.peer] = up
         self._handle(process, up)
@@ -362,7 +364,7 @@ class Simulation:
             process.kv_used_sum += used
             self.counts.max_kv_used = max(self.counts.max_kv_used, used)
         if isinstance(message, Offer | Stage | HandOver):
-            self._interruptions.on_send(process.peer, message, self.now)
+            self._interruptions.on_send(process.peer, message, process.pause_s(message, self.now))
         self._at(self.now + self._network_s, self._arrive_message, process.peer, effect.to, message)
 
     def _fetch(self, process: Process, effect: Fetch) -> None:

@@ -1,43 +1,21 @@
 """Links between machines: copies that are made in turn, that share the bandwidth, or that do not know of each other."""
 
-import random
 from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from actorserve.core.effects import Fetch
-from actorserve.core.messages import CopyDone, KVAccess, Peer, Role
+from actorserve.core.messages import CopyDone, KVAccess
 from actorserve.core.timing.profile import Link
 from actorserve.sim.cluster_table import LinksTable
-from actorserve.sim.config import parse_run
-from actorserve.sim.cores import make_instance
-from actorserve.sim.engine_model import EngineModel
 from actorserve.sim.links.links import Links, make_links
 from actorserve.sim.simulated_process import Process
 from actorserve.sim.timeline import Timeline
+from tests.sim.machines import BLOCK_S, LATENCY_S, machine
 from tests.sim.profiles import PROFILE
-from tests.sim.runs import BASE, MOVING, run
+from tests.sim.runs import MOVING, run
 from tools.simulation.experiment import merged
-
-BLOCK_BYTES = 4000
-BLOCK_S = 0.4  # of a whole link, to which 0.25 s of latency are added
-LATENCY_S = 0.25
-
-
-def machine(name: str, bytes_per_s: float | None = None) -> Process:
-    cluster = parse_run(merged(BASE, {"cluster": {"migration": {"bytes_per_s": bytes_per_s}}}), "test").cluster
-    engine = EngineModel(
-        PROFILE,
-        BLOCK_BYTES,
-        random.Random(0),
-        costs=PROFILE,
-        pause_s=0.0,
-        copy_slowdown=0.0,
-        noise=0.0,
-        run_ahead=False,
-    )
-    return Process(Peer(name, 1), Role.WORKER, make_instance(cluster, cluster.all_groups[0], PROFILE), engine)
 
 
 class Copies:

@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     name = describe_profile(engine, facts)
     profile = make_profile(name, engine.model.name, facts, kv_bytes_per_token(engine), found)
+    profile = replace(profile, num_layers=engine.kv.num_layers)
     if gpu is not None:
         with console.status("measuring under power caps"):
             caps = measure_caps(

@@ -212,6 +212,7 @@ def _fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
         swap=Link(_LATENCY_S, TENSOR_PARALLEL * _COPY_SHARE * hardware.pcie_bytes_per_s),
         transfer=Link(_LATENCY_S, TENSOR_PARALLEL * hardware.network_bytes_per_s),
         kv_bytes_per_token=model.kv_bytes_per_token,
+        num_layers=model.layers,
         source="splitwise_perf_model.csv of SplitwiseSim (Mutinifni/splitwise-sim, MIT), fitted by tools/profile fit",
     )
 

@@ -12,6 +12,7 @@ import platform
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from actorserve.core.timing.profile import Curve, Link, Profile
@@ -148,6 +149,7 @@ def _measure(engine: Engine, facts: Facts, settings: Settings, file: Path, statu
     what = "measuring the engine's speed (once)"
     found = measure(engine, plan, QUICK, lambda share, _: status.loading(what, share))
     profile = make_profile(describe_profile(engine, facts), engine.model.name, facts, kv_bytes_per_token(engine), found)
+    profile = replace(profile, num_layers=engine.kv.num_layers)
     try:
         heading = "Measured quickly at the first start; tools/profile measures thoroughly."
         save_profile(profile, file, heading, measured_shapes(found))

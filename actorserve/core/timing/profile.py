@@ -111,7 +111,8 @@ class Profile:
     - ``pause_s``, ``pause_row_s``: seconds between the end of an iteration and the beginning of the next one, and
       additional seconds for each request in it. An iteration that was planned ahead does not wait for so long.
 
-    ``threads`` is 0 on a GPU. ``source`` says where a published profile comes from and what was derived from it.
+    ``num_layers`` is the model's; 1 if it is not known. ``threads`` is 0 on a GPU.
+    ``source`` says where a published profile comes from and what was derived from it.
     ``caps`` says what power caps cost, if that was measured.
     ``errors`` are the relative errors of fits, by name, and ``drift``: by how much the machine's speed changed while it
     was measured.
@@ -137,6 +138,7 @@ class Profile:
     swap: Link
     transfer: Link
     kv_bytes_per_token: int
+    num_layers: int = 1
     weights_s: float = 0.0
     decode_mixed_s: float = 0.0
     pause_s: float = 0.0

@@ -15,9 +15,11 @@ OnDone = Callable[[Process, Process, CopyDone], None]
 
 
 class Links(Protocol):
-    """A rule. ``begin`` begins a copy from ``source``, and calls ``OnDone`` when it is done."""
+    """A rule. ``begin`` begins a copy of a ``share`` of the fetch's bytes from ``source``, and calls ``OnDone`` when it
+    is done.
+    """
 
-    def begin(self, fetch: Fetch, source: Process, destination: Process) -> None: ...
+    def begin(self, fetch: Fetch, source: Process, destination: Process, share: float = 1.0) -> None: ...
 
 
 class LinksInTurn:
@@ -27,7 +29,7 @@ class LinksInTurn:
         self._timeline = timeline
         self._on_done = on_done
 
-    def begin(self, fetch: Fetch, source: Process, destination: Process) -> None:
+    def begin(self, fetch: Fetch, source: Process, destination: Process, share: float = 1.0) -> None:
         done_s, duration_s = destination.worker_engine.fetch(
             source.worker_engine,
             len(fetch.blocks),
@@ -35,6 +37,7 @@ class LinksInTurn:
             bytes_per_s=destination.worker_core.config.migration.bytes_per_s,
             is_urgent=fetch.is_urgent,
             into_host=fetch.into_host,
+            share=share,
         )
         done = CopyDone(fetch.copy_id, duration_s)
         self._timeline.at(done_s, self._on_done, destination, source, done)
@@ -47,9 +50,9 @@ class LinksApart:
         self._timeline = timeline
         self._on_done = on_done
 
-    def begin(self, fetch: Fetch, source: Process, destination: Process) -> None:
+    def begin(self, fetch: Fetch, source: Process, destination: Process, share: float = 1.0) -> None:
         now = self._timeline.now
-        copy_s = destination.worker_engine.copy_alone_s(source.worker_engine, len(fetch.blocks))
+        copy_s = destination.worker_engine.copy_alone_s(source.worker_engine, len(fetch.blocks), share)
         destination.worker_engine.slow_down(source.worker_engine, now + copy_s, fetch.into_host)
         self._timeline.at(now + copy_s, self._on_done, destination, source, CopyDone(fetch.copy_id, copy_s))
 

@@ -59,9 +59,9 @@ class SharedLinks:
         self._out: dict[EngineModel, _Direction] = {}
         self._in: dict[EngineModel, _Direction] = {}
 
-    def begin(self, fetch: Fetch, source: Process, destination: Process) -> None:
+    def begin(self, fetch: Fetch, source: Process, destination: Process, share: float = 1.0) -> None:
         now = self._timeline.now
-        num_bytes = destination.worker_engine.num_bytes(len(fetch.blocks))
+        num_bytes = share * destination.worker_engine.num_bytes(len(fetch.blocks))
         if not num_bytes:
             self._timeline.at(now, self._on_done, destination, source, CopyDone(fetch.copy_id, 0.0))
             return
