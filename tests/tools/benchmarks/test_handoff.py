@@ -40,7 +40,7 @@ def test_senseless_options_are_refused(option: str, value: str) -> None:
 
 @pytest.mark.e2e
 def test_two_workers_share_a_request(tmp_path: Path) -> None:
-    """Requests change hands with their KV in both ways, and give the unsplit request's tokens."""
+    """Requests change hands with their KV in all ways, and give the unsplit request's tokens."""
     figures = tmp_path / "figures.json"
     with tempfile.TemporaryDirectory(prefix="as-") as folder:  # pytest's own have too long a path for sockets
         done = run_bench("handoff", *QUICK, "--json", str(figures), folder=folder)
@@ -50,6 +50,7 @@ def test_two_workers_share_a_request(tmp_path: Path) -> None:
     assert [len(table.rows) for table in written.tables] == [2]
     assert {row["way"]: row["has_kv"] for row in written.details["splits"]} == {
         "unsplit": False,
+        "layer-wise": True,
         "chunked": True,
         "serialized": True,
     }

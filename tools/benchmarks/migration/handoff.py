@@ -1,10 +1,12 @@
 """``tools/bench handoff``: what it costs a request that its prompt and its tokens are computed by two workers.
 
 Each way has two workers of its own on this machine, and takes a turn in each round. "unsplit": one worker computes all
-of a request. "chunked": the token worker copies each chunk of the prompt's KV while the next chunk is computed.
-"serialized": it copies all KV once the prompt is computed. The second token's delay is the time between the first two
-tokens, less the same time unsplit, in decode steps of the unsplit request. All ways must give the same tokens. The
-model is that of ``tools/bench migration``.
+of a request. "layer-wise": the token worker copies each chunk of the prompt's KV while the next chunk is computed, and
+the last chunk's layer by layer while that is computed. "chunked": it copies the last chunk's KV in one piece, when the
+last layer's is written. "serialized": it copies all KV in one piece, once the prompt is computed. A server chooses
+between the first two by itself. The second token's delay is the time between the first two tokens, less the same time
+unsplit, in decode steps of the unsplit request. All ways must give the same tokens. The model is that of ``tools/bench
+migration``.
 """
 
 import argparse
@@ -36,7 +38,7 @@ from tools.benchmarks.migration.set_up import (
 from tools.figures.figure import Column, Figure, FigureTable, Row
 from tools.figures.machine import machine_line, this_machine
 
-UNSPLIT, CHUNKED, SERIALIZED = WAYS = ("unsplit", "chunked", "serialized")
+UNSPLIT, LAYER_WISE, CHUNKED, SERIALIZED = WAYS = ("unsplit", "layer-wise", "chunked", "serialized")
 TITLE = "From the first token to the second, when another worker makes it"
 _WARM_UP_TOKENS = 64
 _ANSWER_TOKENS = 2048  # the most that a request may generate; more than any measurement takes
@@ -101,7 +103,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _settings(way: str, arguments: argparse.Namespace) -> dict[str, dict[str, object]]:
     """No request finds its prompt in a cache, because another round has computed it."""
-    migration: dict[str, object] = {"mode": "blocking" if way == SERIALIZED else "live"}
+    migration: dict[str, object] = {
+        "mode": "blocking" if way == SERIALIZED else "live",
+        "layer_copies": "always" if way == LAYER_WISE else "never",
+    }
     if arguments.mib_per_s is not None:
         migration["bytes_per_s"] = arguments.mib_per_s * 2**20
     return {"migration": migration}
@@ -127,7 +132,8 @@ class _Bench:
         for number in range(rounds):
             for length in self._arguments.lengths:
                 measured = []
-                for way in WAYS[number % 3 :] + WAYS[: number % 3]:
+                first = number % len(WAYS)
+                for way in WAYS[first:] + WAYS[:first]:
                     self.tell(f"round {number + 1} of {rounds}: {length} tokens, {way}")
                     measured.append(await self._measure(way, length, number))
                 require_tokens(measured[0][1], ((split.way, tokens) for split, tokens in measured))
