@@ -79,7 +79,7 @@ class InstanceOperators:
         parts = self._parts
         request = parts.requests.get(request_id)
         if request is None:
-            return _refused(command, f"there is no request {request_id}")
+            return _refused(command, f"there is no open request {request_id}")
         if not command.dry_run:
             parts.set_priority(request, priority, now)
         would = "would get" if command.dry_run else "has"
