@@ -111,7 +111,7 @@ VERBS: Final[Mapping[str, Verb]] = {
             (Parameter("WATTS|none", Kind.VALUE), Parameter("HOST", Kind.VALUE, True)),
             acts=True,
         ),
-        Verb("reload-keys", "read the files of keys again, in all processes except coordinators that stand by", acts=True),
+        Verb("reload-keys", "read the files of keys again, except in standby coordinators", acts=True),
     )
 }
 
