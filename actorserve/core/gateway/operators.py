@@ -52,8 +52,8 @@ class GatewayOperators:
                 return _refused(command, problem)
             case "requests", arguments:
                 return self._requests(command, arguments[0] if arguments else None, now)
-            case "show", (request_id,) if request_id in self._log:
-                return Answer(command.command_id, Outcome.DONE, "", self._log.table(request_id, now))
+            case "show", (request_id,) if called := self._log.called(request_id):
+                return Answer(command.command_id, Outcome.DONE, "", self._log.table(called, now))
             case "show", (request_id,):
                 return _refused(command, f"no process remembers a request {request_id}")
             case (("cancel" | "priority"), (request_id, *_)) if request_id not in self._sessions:

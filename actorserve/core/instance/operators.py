@@ -70,15 +70,16 @@ class InstanceOperators:
         return Answer(command.command_id, Outcome.DONE, f"{request_id} {would} to {to.name}")
 
     def _show(self, command: Command, request_id: str, now: float) -> Answer:
-        if request_id not in self._log:
+        called = self._log.called(request_id)
+        if not called:
             return _refused(command, f"no process remembers a request {request_id}")
-        return Answer(command.command_id, Outcome.DONE, "", self._log.table(request_id, now))
+        return Answer(command.command_id, Outcome.DONE, "", self._log.table(called, now))
 
     def _set_priority(self, command: Command, request_id: str, priority: int, now: float) -> Answer:
         parts = self._parts
         request = parts.requests.get(request_id)
         if request is None:
-            return _refused(command, f"there is no request {request_id}")
+            return _refused(command, f"there is no open request {request_id}")
         if not command.dry_run:
             parts.set_priority(request, priority, now)
         would = "would get" if command.dry_run else "has"

@@ -6,6 +6,7 @@ took.
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from actorserve.core.messages import Column
@@ -14,6 +15,8 @@ from actorserve.core.operations.tables import number_column, text_column
 MAX_REQUESTS: Final = 2048
 MAX_NOTES: Final = 128
 """Of one request. Its first half stays, and of the rest the newest."""
+MAX_SHOWN: Final = 16
+"""Requests whose ids begin alike."""
 
 _MAX_BYTES: Final = 2**16 - 1  # of a text
 _HEAD: Final = struct.Struct("<dHH")  # the time, and how many bytes of event and text follow
@@ -45,13 +48,23 @@ class RequestLog:
             notes = _bounded(notes)
         self._notes[request_id] = notes
 
-    def table(self, request_id: str, now: float) -> tuple[Column, ...]:
-        """The notes of a request, the oldest first; empty if there are none. The reader knows in which process."""
-        notes = _unpacked(self._notes.get(request_id, b""))
+    def called(self, name: str) -> list[str]:
+        """The ids of the requests that a person may mean by ``name``: the request of this id, or else the newest ones
+        whose ids begin with it, because a client and the log of requests know only the beginning.
+        """
+        if name in self._notes:
+            return [name]
+        beginning = f"{name}."
+        return [request_id for request_id in self._notes if request_id.startswith(beginning)][-MAX_SHOWN:]
+
+    def table(self, request_ids: Sequence[str], now: float) -> tuple[Column, ...]:
+        """The notes of these requests, of each the oldest first. The reader knows in which process."""
+        notes = [(name, note) for name in request_ids for note in _unpacked(self._notes.get(name, b""))]
         return (
-            number_column("ago_s", [now - note.now for note in notes]),
-            text_column("event", [note.what for note in notes]),
-            text_column("text", [note.text for note in notes]),
+            number_column("ago_s", [now - note.now for _, note in notes]),
+            text_column("event", [note.what for _, note in notes]),
+            text_column("text", [note.text for _, note in notes]),
+            text_column("request", [name for name, _ in notes]),
         )
 
 

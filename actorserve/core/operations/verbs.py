@@ -31,7 +31,7 @@ class Kind(StrEnum):
     NUMBER = "number"
     COUNT = "number from 0"
     SIZE = "number or auto"
-    LEVEL = "log level"
+    LEVEL = "log level: debug, info, warning or error"
     ROLE = "role: mixed, prompt or token"
     SETTING = "setting"
     VALUE = "value"
@@ -94,7 +94,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("priority", "change the priority of a request", (_REQUEST, Parameter("N", Kind.NUMBER)), acts=True),
         Verb(
             "set",
-            "change a parameter of the coordinator's policies until it restarts",
+            "change a parameter of the coordinator's policies until the whole server restarts",
             (Parameter("SETTING", Kind.SETTING), Parameter("VALUE", Kind.VALUE)),
             acts=True,
         ),
@@ -111,7 +111,7 @@ VERBS: Final[Mapping[str, Verb]] = {
             (Parameter("WATTS|none", Kind.VALUE), Parameter("HOST", Kind.VALUE, True)),
             acts=True,
         ),
-        Verb("reload-keys", "read the files of keys again, in all processes", acts=True),
+        Verb("reload-keys", "read the files of keys again, except in standby coordinators", acts=True),
     )
 }
 

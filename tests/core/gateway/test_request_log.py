@@ -2,11 +2,11 @@
 
 import tracemalloc
 
-from actorserve.core.operations.request_log import MAX_NOTES, MAX_REQUESTS, RequestLog
+from actorserve.core.operations.request_log import MAX_NOTES, MAX_REQUESTS, MAX_SHOWN, RequestLog
 
 
 def _rows(log: RequestLog, request_id: str, now: float = 100.0) -> list[tuple[float, str, str]]:
-    ago_s, events, texts = log.table(request_id, now)
+    ago_s, events, texts, _ = log.table([request_id], now)
     return list(zip(ago_s.numbers, events.texts, texts.texts, strict=True))
 
 
@@ -19,6 +19,24 @@ def test_notes_come_back_as_they_were_made() -> None:
     assert _rows(log, "one") == [(98.5, "came", "5 prompt tokens"), (97.75, "", "größer\0?")]
     assert _rows(log, "two") == [(98.0, "came", "")]
     assert ("one" in log, "three" in log, _rows(log, "three")) == (True, False, [])
+
+
+def test_a_request_is_found_by_the_id_that_its_client_knows() -> None:
+    """The client's id names all choices of the client's requests, the whole id one, and half a word none."""
+    log = RequestLog()
+    for request_id in ("mine.a1-0", "mine.a1-1", "mine", "mine.b2-0", "yours.c3-0", "yours.c3-1"):
+        log.note(request_id, 1.0, "came")
+    called = [log.called(name) for name in ("yours", "yours.c3-1", "mine", "your", "")]
+    assert called == [["yours.c3-0", "yours.c3-1"], ["yours.c3-1"], ["mine"], [], []]
+    assert log.table(called[0], 1.0)[-1].texts == ("yours.c3-0", "yours.c3-1")
+
+
+def test_of_many_requests_with_one_name_the_newest_are_shown() -> None:
+    """A client that names all its requests alike fills no answer."""
+    log = RequestLog()
+    for number in range(MAX_SHOWN + 4):
+        log.note(f"same.{number}-0", 0.0, "came")
+    assert log.called("same") == [f"same.{number}-0" for number in range(4, MAX_SHOWN + 4)]
 
 
 def test_the_requests_that_came_first_are_forgotten() -> None:
