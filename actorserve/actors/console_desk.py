@@ -30,7 +30,6 @@ class ConsoleDesk:
         self._servers = [server]
         self._audit = audit
         self._settings = settings
-        self._changed: dict[str, object] = {}  # settings that operators have set since the start
 
     @property
     def audit(self) -> AuditFile:
@@ -79,9 +78,6 @@ class ConsoleDesk:
     def write(self, act: Audit) -> None:
         """An act is done or was refused."""
         self._audit.write(act)
-        if act.command.verb == "set" and act.outcome is Outcome.DONE:
-            setting, value = act.command.arguments
-            self._changed[setting] = value
         _log.info("%s: %s %s: %s", act.caller, act.command.verb, " ".join(act.command.arguments), act.text)
 
     def close(self) -> None:
@@ -93,7 +89,7 @@ class ConsoleDesk:
         if command.verb == "audit":
             num_lines = int(command.arguments[0]) if command.arguments else _AUDIT_LINES
             return Answer(command.command_id, Outcome.DONE, "", self._audit.table(num_lines))
-        settings = dict(self._settings()) | self._changed
+        settings = self._settings()
         if not command.arguments:
             return Answer(command.command_id, Outcome.DONE, "", key_values(settings.items()))
         (wanted,) = command.arguments
@@ -104,14 +100,15 @@ class ConsoleDesk:
         return Answer(command.command_id, Outcome.DONE, "", key_values(found))
 
 
-def open_desk(runtime_dir: Path, settings: Settings) -> ConsoleDesk:
-    """The desk of the coordinator of a server with these settings. Call it on the running event loop.
+def open_desk(runtime_dir: Path, settings: Settings, settings_set: Callable[[], Mapping[str, object]]) -> ConsoleDesk:
+    """The desk of the coordinator of a server with these settings, and with what operators have set. Call it on the
+    running event loop.
 
     Raises: ActorserveError when the socket cannot be bound, or the audit file cannot be opened.
     """
     audit = AuditFile(settings.cluster.audit_dir or runtime_dir)
     server = ConsoleServer(console_address(runtime_dir))
-    return ConsoleDesk(server, audit, lambda: flattened(settings.model_dump(mode="json")))
+    return ConsoleDesk(server, audit, lambda: flattened(settings.model_dump(mode="json")) | dict(settings_set()))
 
 
 def flattened(values: Mapping[str, Any], above: str = "") -> dict[str, object]:

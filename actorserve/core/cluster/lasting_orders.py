@@ -37,6 +37,11 @@ class LastingOrders:
         self._kept = KeptOrders()
         self._refused: dict[tuple[str, str], Order] = {}  # they may depend on a host that is not up yet
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """What operators have set, by the settings' names, in whichever coordinator's time."""
+        return self._kept.of_verb("set")
+
     def on_cordon(self, name: str, cordon: Cordon) -> list[Effect]:
         """An operator has ordered this of the worker called ``name``."""
         return self._add(_CORDON, name, cordon.value)

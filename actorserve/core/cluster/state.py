@@ -31,7 +31,7 @@ from actorserve.core.cluster.power import ClusterPower
 from actorserve.core.cluster.queue import MAX_RETRY_AFTER_S, ClusterQueue, WaitingRequest
 from actorserve.core.cluster.scaling import Scaling
 from actorserve.core.cluster.tables import state_of
-from actorserve.core.effects import Effect, Send, StartWorker
+from actorserve.core.effects import Effect, ReloadKeys, Send, StartWorker
 from actorserve.core.messages import (
     LOCAL,
     ActsDone,
@@ -130,6 +130,7 @@ class ClusterState:
             self.standing_by, self.term = None, message
             self.operators.name, self.operators.lasting.term = message.name, message.term
             self.operators.events.add(now, "serves", message.name, f"it serves the cluster, in term {message.term}")
+            effects.append(ReloadKeys())  # an operator's order to read them again reaches no standby
             return effects
         if self.standing_by is not None:
             return self._stand_by(self.standing_by, message, sender)
@@ -184,6 +185,11 @@ class ClusterState:
             self._next_round_s = now + self.config.round_s
         self._dispatch_waiting(now, effects)
         return effects
+
+    @property
+    def settings_set(self) -> Mapping[str, str]:
+        """What operators have set, by the settings' names."""
+        return self.operators.lasting.settings
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick, in seconds on the shell's clock."""

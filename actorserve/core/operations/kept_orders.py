@@ -43,6 +43,10 @@ class KeptOrders:
         told = sorted(Order(*row) for row in zip(*columns, strict=True))
         return [order for order in told if max(order.term, order.number) < _MAX_NUMBER and self._put(order)]
 
+    def of_verb(self, verb: str) -> dict[str, str]:
+        """The values of the orders with this verb, by subject."""
+        return {order.subject: order.value for order in self._orders.values() if order.verb == verb}
+
     def message(self, orders: list[Order] | None = None) -> Orders | None:
         """These orders, or all, for another process; None without any."""
         chosen = list(self._orders.values()) if orders is None else orders

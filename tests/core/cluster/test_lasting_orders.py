@@ -69,6 +69,17 @@ def test_an_order_goes_to_all_followers_and_to_those_that_come_later() -> None:
     assert _kept(coordinator) == expected
 
 
+def test_the_next_coordinator_tells_what_was_set() -> None:
+    """A console's ``config`` shows the value that applies, whichever coordinator it was set in."""
+    first = _serving(10, A)
+    _order(first, "set", "migration.rest_s", "2.5")
+    assert first.state.settings_set == {"migration.rest_s": "2.5"}
+    second = _serving(11, A)
+    assert not second.state.settings_set
+    second.handle(_kept(first), 2.0, GATEWAY)
+    assert second.state.settings_set == {"migration.rest_s": "2.5"}
+
+
 def test_the_cordon_of_a_worker_that_is_down_outlives_its_coordinator() -> None:
     """The next coordinator cordons the worker when it is back, and knows its name before."""
     first = _serving(10, A, B)

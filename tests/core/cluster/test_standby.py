@@ -1,7 +1,7 @@
 """A coordinator's core in a cluster with several: it serves, stands by, and serves again with an empty state."""
 
 from actorserve.core.cluster.scaling import ScalingConfig
-from actorserve.core.effects import Effect, Send
+from actorserve.core.effects import Effect, ReloadKeys, Send
 from actorserve.core.messages import (
     ActsDone,
     Answer,
@@ -61,6 +61,12 @@ def test_status_tells_who_serves_and_its_term() -> None:
     shown = {row[0]: row[1] for row in rows(_ask(coordinator, "status").columns)}
     assert (shown["coordinator"], shown["term"]) == (NAME, "20")
     assert any({"serves", NAME} <= set(row) for row in rows(_ask(coordinator, "events", command_id="2").columns))
+
+
+def test_a_coordinator_that_takes_over_reads_the_keys_again() -> None:
+    """An operator's order to do so, after a key was taken out, has not reached it while it stood by."""
+    coordinator = _stood_by()
+    assert coordinator.handle(Serve(20, NAME), 5.0) == [ReloadKeys()]
 
 
 def test_a_standby_does_nothing() -> None:
