@@ -18,6 +18,7 @@ from actorserve.core.placement.dispatch import (
     best_of_pool,
     dispatch,
     instance_to_wait_at,
+    required_kind,
 )
 from actorserve.core.placement.handoffs import HandoffsInFlight
 from actorserve.core.placement.index import InstanceIndex
@@ -157,9 +158,10 @@ class Fleet:
         """Whether any instance computes only one of the phases."""
         return self._index.has_roles
 
-    def num_in_pool(self, pool: InstanceRole) -> int:
-        """How many instances work in the pool now."""
-        return sum([len(group) for group in self._index.of_kind(None, pool)])
+    def num_that_hold(self, place: Place, pool: InstanceRole) -> int:
+        """How many instances of the pool could hold the request if they were empty."""
+        groups = self._index.of_kind(required_kind(place, self._index), pool)
+        return sum([group.num_that_hold(place.num_tokens) for group in groups])
 
     def promise(self, view: InstanceView, num_bytes: int) -> None:
         """Expect ``num_bytes`` more (fewer if negative) by migration. No effect for an instance that is gone."""
