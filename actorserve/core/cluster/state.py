@@ -468,9 +468,10 @@ class ClusterState:
         """Whether there is room for the ``new`` request, or for the shortest of the waiting ones with some need."""
         if not self.waiting:
             return False
-        if new is not None and self.fleet.admits_any(Need(new.kind, new.avoid), (new.num_tokens,)):
+        drafts = self.fleet.has_roles and self.scheduler.drafts_for_all(self.queue.num_tokens)
+        if new is not None and self.fleet.admits_any(Need(new.kind, new.avoid), (new.num_tokens,), drafts=drafts):
             return True
-        return any(self.fleet.admits_any(need, sizes) for need, sizes in self.queue.sizes.items())
+        return any(self.fleet.admits_any(need, sizes, drafts=drafts) for need, sizes in self.queue.sizes.items())
 
 
 def _start_text(role: InstanceRole | None) -> str:

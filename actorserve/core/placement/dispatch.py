@@ -111,15 +111,17 @@ def required_kind(place: Place, index: InstanceIndex) -> str | None:
     return None
 
 
-def admits_any(need: Need, sizes: Sequence[int], index: InstanceIndex) -> bool:
+def admits_any(need: Need, sizes: Sequence[int], index: InstanceIndex, *, drafts: bool = False) -> bool:
     """Whether an instance has room for one of these requests, which have this need and are ``sizes`` tokens long.
 
-    ``sizes`` rise. An instance that is reserved counts as soon as it has the room that is reserved.
+    ``sizes`` rise. An instance that is reserved counts as soon as it has the room that is reserved. ``drafts``: as for
+    ``Fleet.admits_any``.
     """
+    max_tokens = index.max_admitted_tokens if drafts else index.max_started_tokens
     num_bound = bisect_right(sizes, index.max_capacity_tokens(need.kind, need.avoid)) if need.kind else 0
-    if num_bound and sizes[0] <= index.max_started_tokens(need.kind, need.avoid):
+    if num_bound and sizes[0] <= max_tokens(need.kind, need.avoid):
         return True
-    return any(size <= index.max_started_tokens(None, need.avoid) for size in islice(sizes, num_bound, num_bound + 1))
+    return any(size <= max_tokens(None, need.avoid) for size in islice(sizes, num_bound, num_bound + 1))
 
 
 def best_of_pool(place: Place, kind: str | None, index: InstanceIndex, pool: InstanceRole) -> InstanceView | None:

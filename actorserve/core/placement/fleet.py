@@ -18,6 +18,7 @@ from actorserve.core.placement.dispatch import (
     best_of_pool,
     dispatch,
     instance_to_wait_at,
+    required_kind,
 )
 from actorserve.core.placement.handoffs import HandoffsInFlight
 from actorserve.core.placement.index import InstanceIndex
@@ -157,9 +158,14 @@ class Fleet:
         """Whether any instance computes only one of the phases."""
         return self._index.has_roles
 
-    def num_in_pool(self, pool: InstanceRole) -> int:
-        """How many instances work in the pool now."""
-        return sum([len(group) for group in self._index.of_kind(None, pool)])
+    def num_open(self, pool: InstanceRole) -> int:
+        """How many instances of the pool may get requests."""
+        return sum([group.num_that_hold(1) for group in self._index.of_kind(None, pool)])
+
+    def num_that_hold(self, place: Place, pool: InstanceRole) -> int:
+        """How many instances of the pool could hold the request if they were empty."""
+        groups = self._index.of_kind(required_kind(place, self._index), pool)
+        return sum([group.num_that_hold(place.num_tokens) for group in groups])
 
     def promise(self, view: InstanceView, num_bytes: int) -> None:
         """Expect ``num_bytes`` more (fewer if negative) by migration. No effect for an instance that is gone."""
@@ -179,11 +185,14 @@ class Fleet:
         """The longest request that any instance admits now."""
         return self._index.max_admitted_tokens()
 
-    def admits_any(self, need: Need, sizes: Sequence[int]) -> bool:
-        """Whether an instance has room for one of the requests with this need, of ``sizes`` tokens, the least first."""
+    def admits_any(self, need: Need, sizes: Sequence[int], *, drafts: bool = False) -> bool:
+        """Whether an instance has room for one of the requests with this need, of ``sizes`` tokens, the least first.
+
+        Token instances count only if requests are started there, too, because it ``drafts`` them.
+        """
         if self._may_wait_for_room:
             return sizes[0] <= self._index.max_capacity_tokens(None, need.avoid)
-        return admits_any(need, sizes, self._index)
+        return admits_any(need, sizes, self._index, drafts=drafts)
 
     def choose(
         self, place: Place, seed: int | None = None, pool: InstanceRole = InstanceRole.MIXED

@@ -35,6 +35,10 @@ class KindIndex:
         """The longest request that any instance except ``avoid`` could hold if it were empty."""
         return _greatest(self._by_capacity, avoid)
 
+    def num_that_hold(self, num_tokens: int) -> int:
+        """How many instances could hold so long a request if they were empty. Closed ones hold none."""
+        return len(self._by_capacity) - bisect_left(self._by_capacity, num_tokens, key=itemgetter(0))
+
     def add(self, view: InstanceView) -> None:
         self._views[view.peer] = view
         self._sort_in(view)
@@ -137,11 +141,15 @@ class InstanceIndex:
 
     def that_start(self, kind: str | None) -> Collection[KindIndex]:
         """Those of ``kind`` (None: of all kinds) whose instances requests are sent to first: all but token instances,
-        unless there are no others.
+        unless there are no others, or all others are closed.
         """
         if not self.has_roles:
             return self.of_kind(kind)
-        found = [group for group in self.of_kind(kind) if group.pool is not InstanceRole.TOKEN]
+        found = [
+            group
+            for group in self.of_kind(kind)
+            if group.pool is not InstanceRole.TOKEN and group.max_capacity_tokens() != NO_ROOM
+        ]
         return found or self.of_kind(kind)
 
     def max_admitted_tokens(self, kind: str | None = None, avoid: Peer | None = None) -> int:

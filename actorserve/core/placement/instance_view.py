@@ -47,8 +47,7 @@ class InstanceView:
 
     ``cordon_ordered`` and ``role_ordered`` are what an operator ordered, until a report shows it. An instance that
     ``is_drafted`` works in the mixed pool, whatever its role (``core.pools.cluster_scheduler``). ``num_handoff_blocks``
-    are reserved for the ``num_handoffs`` requests that prompt instances are to hand over to it.
-     An instance that is
+    are reserved for the ``num_handoffs`` requests that prompt instances are to hand over to it. An instance that is
     ``told_to_come_back`` terminates, too, and is then started again.
 
     While it is ``reserved_for`` a waiting request, no other request is placed there. ``promised_bytes`` of KV are on

@@ -79,7 +79,7 @@ class ClusterScheduler:
             if mixed.is_drafted and mixed.role is InstanceRole.TOKEN:
                 self._drafted_s[mixed.peer] = now
             return mixed
-        if own is None and num_waiting_tokens is not None and self._may_wait(num_waiting_tokens):
+        if own is None and num_waiting_tokens is not None and self._may_wait(place, num_waiting_tokens):
             return mixed
         drafted = fleet.choose(place, seed=seed, pool=InstanceRole.TOKEN)
         if drafted is not None:
@@ -111,9 +111,17 @@ class ClusterScheduler:
         pending_tokens = view.pending_tokens
         return not pending_tokens or pending_tokens + place.num_tokens <= self._config.max_pending_tokens
 
-    def _may_wait(self, num_waiting_tokens: int) -> bool:
-        """Whether the cluster's line is within the limit of the prompt pool's queues together."""
-        return num_waiting_tokens <= self._fleet.num_in_pool(InstanceRole.PROMPT) * self._config.max_pending_tokens
+    def _may_wait(self, place: Place, num_waiting_tokens: int) -> bool:
+        """Whether the cluster's line is within the limit of the queues, together, of the prompt instances that could
+        hold the request. If there is none, it would wait in vain.
+        """
+        num_prompts = self._fleet.num_that_hold(place, InstanceRole.PROMPT)
+        return num_prompts > 0 and num_waiting_tokens <= num_prompts * self._config.max_pending_tokens
+
+    def drafts_for_all(self, num_waiting_tokens: int) -> bool:
+        """Whether so long a line is over the limit for every request that waits, so that token instances help."""
+        num_prompts = self._fleet.num_open(InstanceRole.PROMPT)
+        return num_waiting_tokens > num_prompts * self._config.max_pending_tokens
 
     # --- the mixed pool ----------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """An instance that an operator cordoned or empties: what the coordinator's core sends there, and what it moves away."""
 
 from actorserve.core.cluster.scaling import ScalingConfig
-from actorserve.core.messages import Cordon, Peer
+from actorserve.core.messages import Cordon, InstanceRole, Peer
+from actorserve.core.pools.config import MAX_PENDING_TOKENS
 from tests.core.harness.coordinator import A, B, Coordinator, placements
 from tests.core.harness.pairs import Cluster
 
@@ -20,6 +21,30 @@ def test_a_cordoned_instance_gets_no_placement() -> None:
     assert placements(coordinator.place("r1", 100)) == [("r1", "worker-1")]
     cordon(coordinator, A, Cordon.OPEN)
     assert placements(coordinator.place("r2", 100)) == [("r2", "worker-0")]
+
+
+def test_a_token_instance_computes_prompts_while_the_prompt_pool_is_cordoned() -> None:
+    """No request waits for a prompt instance that is closed, neither a new one nor one that waits for memory."""
+    coordinator = Coordinator(A, B)
+    coordinator.report(A, 900, role=InstanceRole.PROMPT)
+    coordinator.report(B, 0, role=InstanceRole.TOKEN)
+    cordon(coordinator, A, Cordon.CORDONED)
+    assert coordinator.place("r1", 100) == []
+    assert coordinator.report(B, 900, 0.1, role=InstanceRole.TOKEN) == [("r1", "worker-1")]
+    cordon(coordinator, A, Cordon.OPEN)
+    coordinator.report(B, 900, 9.0, role=InstanceRole.TOKEN)
+    cordon(coordinator, A, Cordon.CORDONED)
+    assert placements(coordinator.place("r2", 100, 9.0)) == [("r2", "worker-1")]
+
+
+def test_a_line_over_the_limit_is_helped_from_its_front() -> None:
+    """No prompt instance has room. As soon as a token instance has some, it computes the prompt that waits longest."""
+    coordinator = Coordinator(A, B)
+    coordinator.report(A, 0, role=InstanceRole.PROMPT)
+    coordinator.report(B, 0, role=InstanceRole.TOKEN)
+    for number in range(MAX_PENDING_TOKENS // 100 + 1):
+        assert coordinator.place(f"r{number}", 100) == []
+    assert coordinator.report(B, 150, 0.1, role=InstanceRole.TOKEN) == [("r0", "worker-1")]
 
 
 def test_a_request_waits_while_all_instances_are_cordoned() -> None:

@@ -126,6 +126,12 @@ def test_with_late_binding_prompts_wait_before_an_instance_is_drafted() -> None:
     assert cluster.pool("t1") is MIXED
 
 
+def test_no_request_waits_for_prompt_instances_that_cannot_hold_it() -> None:
+    """A request that only a token instance could ever hold goes there at once, although nothing waits."""
+    cluster = Cluster(instance("p", PROMPT, kv_total_bytes=100), instance("t1", TOKEN))
+    assert cluster.place(400, num_waiting_tokens=0) == ("t1", None)
+
+
 def test_what_waits_for_its_prompt_takes_no_room_on_a_token_instance() -> None:
     """Four requests fill its memory once their prompts are computed. A fifth one may come, because others leave until
     then. With KV that is there already it may not.
