@@ -64,9 +64,11 @@ class Stream:
 
 def gateway_of(server: Server, connection: socket.socket) -> str:
     """The name of the gateway process that has the other end of a TCP connection."""
-    port = connection.getsockname()[1]
+    port, servers_port = connection.getsockname()[1], connection.getpeername()[1]
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    inode = next(row[9] for row in rows if row[2].endswith(f":{port:04X}"))
+    # Other programs' connections may come from the same port, to other ports.
+    ends = f":{servers_port:04X}", f":{port:04X}"
+    inode = next(row[9] for row in rows if row[1].endswith(ends[0]) and row[2].endswith(ends[1]))
     for name in ("gateway-0", "gateway-1"):
         pid = server.pid(name)
         if pid is None:

@@ -12,7 +12,7 @@ from tests.model_files.builders import write_folder
 from tools.profiling import __main__ as command
 
 ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 120.0
+DEADLINE_S = 600.0  # long enough for a machine that others compute on as well
 
 
 def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
