@@ -62,7 +62,7 @@ from actorserve.core.messages import (
 )
 from actorserve.processes import launch
 from actorserve.wire.codec import decode, encode
-from actorserve.wire.envelope import HeadReader
+from actorserve.wire.envelope import HeadReader, make_head, messages_in
 from actorserve.wire.zmq_transport import ZmqTransport
 
 _LOOK_EVERY_S: Final = 0.02
@@ -98,15 +98,24 @@ class Faults:
         return self._rules
 
     def put(self, transport: ZmqTransport, link: Any, frame: bytes) -> bool:
-        """Replaces ``ZmqTransport._put``."""
+        """Replaces ``ZmqTransport._put``. While there are faults, each message of a bundle gets a frame of its own,
+        because the faults are those of messages.
+        """
         now = asyncio.get_running_loop().time()
         rules = self.rules()
         if rules.keys() <= {"restless"} and self._last_s.get(id(link), 0.0) <= now:
             return _put(transport, link, frame)
         addressed = self._heads.read(frame)
+        head = make_head(addressed.sender, addressed.target)
+        for message in messages_in(frame, addressed.body_at):
+            self._put_message(transport, link, head + message, now)
+        return True
+
+    def _put_message(self, transport: ZmqTransport, link: Any, frame: bytes, now: float) -> None:
+        rules, addressed = self._rules, self._heads.read(frame)
         names = {addressed.sender.name, addressed.target.name}
         if names <= set(rules.get("cut", ())) or self._is_hit("drop"):
-            return True
+            return
         is_membership = isinstance(decode(memoryview(frame)[addressed.body_at :]), _MEMBERSHIP)
         at_s = max(now + rules.get("delay_s", 0.0), self._last_s.get(id(link), 0.0))
         self._last_s[id(link)] = at_s
@@ -122,7 +131,6 @@ class Faults:
             self._send_at(at_s, transport, link, self._random.choice([noise, head + noise, cut]))
         if self._is_hit("absurd"):
             self._send_at(at_s, transport, link, head + encode(self._absurd(addressed.sender)))
-        return True
 
     def _is_hit(self, what: str) -> bool:
         return self._random.random() < float(self._rules.get(what, 0.0))
