@@ -242,6 +242,20 @@ def test_a_feed_over_its_budget_lowers_caps() -> None:
     assert plant.caps() == pytest.approx(4200.0, abs=4.0)
 
 
+def test_caps_come_back_from_a_feed_that_asked_for_the_impossible() -> None:
+    """If other things on the feed draw so much that all devices have their least power, the caps rise again once that
+    has ended, although they were never as low as the feed asked for.
+    """
+    plant = equal_pools(budget=4200.0)
+    plant.run(3.0)
+    plant.feed_watts["a"] = 7000.0
+    plant.run(60.0)
+    assert plant.caps() == 8 * 200.0
+    plant.feed_watts["a"] = 2000.0
+    plant.run(120.0)
+    assert plant.caps() == pytest.approx(4200.0, abs=8.0)
+
+
 def test_a_device_that_fell_off_frees_its_watts() -> None:
     """A device that its host does not list any more counts no longer."""
     plant = equal_pools(2, budget=2000.0)
