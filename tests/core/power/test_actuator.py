@@ -132,7 +132,7 @@ def test_a_coordinator_that_orders_keeps_the_caps() -> None:
 
 
 def test_no_even_part_is_below_a_devices_least_power() -> None:
-    """Parts are whole watts, and a device whose least power is none gets that instead of less, which it would refuse."""
+    """A part is whole watts, or the device's least power, because the device would refuse less."""
     x, y = h100("x", 700.0, least=200.5), h100("y", 350.0, least=200.5)
     [effect, _] = alone(401.5, x, y)
     assert effect == SetCaps(("x", "y"), (200.5, 200.5))
