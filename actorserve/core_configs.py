@@ -78,7 +78,8 @@ def power_config(
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
     """How many KV blocks an engine has on its device and on its host; a block is of one layer group, in which
-    ``num_layers`` layers can be copied one by one. ``is_cpu``: it computes on the host's cores.
+    ``num_layers`` layers can be copied one by one. ``is_cpu``: it computes on the host's cores. ``shows_progress``:
+    other workers can follow its iterations.
     """
 
     num_blocks: int
@@ -89,6 +90,7 @@ class EngineSizes:
     is_cpu: bool = False
     layer_groups: LayerGroups = ONE_GROUP
     num_layers: int = 1
+    shows_progress: bool = True
 
     @property
     def bytes_per_row(self) -> int:
@@ -198,7 +200,7 @@ def instance_config(
             timeout_s=migration.timeout_s,
             bytes_per_s=_CPU_BYTES_PER_S if bytes_per_s is None and sizes.is_cpu else bytes_per_s,
             num_layers=sizes.num_layers,
-            layer_copies=LayerCopies(migration.layer_copies),
+            layer_copies=LayerCopies(migration.layer_copies) if sizes.shows_progress else LayerCopies.AFTER,
         ),
         checkpoint_tokens=migration.checkpoint_tokens,
         role=role,

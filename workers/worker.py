@@ -63,6 +63,7 @@ def sizes_of(engine: Engine, settings: Settings) -> EngineSizes:
         is_cpu=settings.workers.device == "cpu",
         layer_groups=engine.layer_groups,
         num_layers=engine.kv.num_layers,
+        shows_progress=engine.kv.progress is not None,
     )
 
 

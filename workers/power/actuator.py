@@ -37,8 +37,8 @@ class ActuatorActor(ClusterActor):
     """Reads the devices and sets caps for its core, on a thread, because a driver may hang.
 
     A driver that does not answer for ``PATIENCE_S`` is reported: its devices have the caps that they had, or may have
-    got meanwhile; what they draw is not known; and they cannot be set. ``failure`` is an error of the thread that ended
-    the actor.
+    got meanwhile, or get when it answers; what they draw is not known; and they cannot be set. ``failure`` is an error
+    of the thread that ended the actor.
     """
 
     def __init__(self, core: ClusterCore, node: Node, caps: PowerCaps, driver: DriverThread) -> None:
@@ -110,6 +110,10 @@ class ActuatorActor(ClusterActor):
         self._driver.call(work).add_done_callback(self._on_answer)
 
     def _on_answer(self, answer: "asyncio.Future[PowerRead | None]") -> None:
+        if not self._wants_former:
+            # Orders that were only repeated meanwhile are done, so the reading that follows them is this one.
+            setting = self._setting
+            self._wanted = {device: watts for device, watts in self._wanted.items() if setting.get(device) != watts}
         self._asked_s, self._setting, self._was_late = None, {}, False
         if answer.cancelled() or self._is_ending:
             return
@@ -134,7 +138,8 @@ class ActuatorActor(ClusterActor):
     def _unknown(self, power: DevicePower) -> DevicePower:
         cap_watts = power.cap_watts
         if cap_watts is not None:
-            cap_watts = max(cap_watts, self._setting.get(power.device, 0.0))
+            coming = (caps.get(power.device, 0.0) for caps in (self._setting, self._wanted))
+            cap_watts = max(cap_watts, *coming)
         return replace(
             power, cap_watts=cap_watts, enforced_watts=None, draw_watts=None, is_throttled=False, can_set=False
         )

@@ -51,7 +51,7 @@ class ActuatorState:
         self._set_s: dict[str, float] = {}  # when each cap was last set
         self._alone_since_s: float | None = None
         self._silent_since_s: float | None = None  # since when a coordinator has been up that has ordered nothing
-        self._split: frozenset[str] = frozenset()  # the devices that share the budget evenly
+        self._split: frozenset[str] = frozenset()  # the devices whose caps share the budget evenly
         self._next_read_s: float | None = None
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
@@ -105,7 +105,7 @@ class ActuatorState:
                 self._budget_watts = None
                 return [*effects, PutBackLimits(), *self._read(now)]
         elif self._is_alone(now) and self._budget_watts is not None:
-            devices = frozenset([power.device for power in read.devices])
+            devices = frozenset([power.device for power in read.devices if power.can_set])
             if devices != self._split:
                 self._split = devices
                 effects += self._set(_even_caps(read.devices, self._budget_watts), now)
@@ -144,7 +144,7 @@ def _even_caps(devices: tuple[DevicePower, ...], budget_watts: float) -> dict[st
     ways = [_way(power) for power in devices]
     caps = meet_budgets(ways, {"": budget_watts}, None)
     return {
-        power.device: float(int(cap)) if cap > power.least_watts else power.least_watts
+        power.device: max(power.least_watts, float(int(cap)))
         for power, cap in zip(devices, caps, strict=True)
         if power.can_set
     }

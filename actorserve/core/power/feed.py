@@ -18,7 +18,7 @@ class FeedWatch:
     def __init__(self) -> None:
         self.taken_watts = 0.0
         self._within_since_s: float | None = None  # since when the caps have been in force
-        self._changed_s = 0.0
+        self._changed_s = 0.0  # when there was last an excess or a release
 
     def excess_watts(self, budget: float, draw: float | None, caps: float, now: float) -> float:
         """How far to be below ``budget`` from now on. ``draw`` is read now, and ``caps`` may be in force, in watts."""
@@ -28,12 +28,13 @@ class FeedWatch:
             self._within_since_s = None
         elif self._within_since_s is None:
             self._within_since_s = now
-        if self._within_since_s is not None and now >= self._within_since_s + _SETTLE_S:
-            if draw > budget:
+        if draw > budget:
+            self._changed_s = now
+            if self._within_since_s is not None and now >= self._within_since_s + _SETTLE_S:
                 self.taken_watts += (draw - budget) * _MORE
                 self._within_since_s = None
-                self._changed_s = now
-            elif self.taken_watts and now >= self._changed_s + _RELEASE_S and draw < budget * (1.0 - _ROOM):
-                self.taken_watts = max(0.0, self.taken_watts - (budget - draw) / 2.0)
-                self._changed_s = now
+        elif self.taken_watts and now >= self._changed_s + _RELEASE_S and draw < budget * (1.0 - _ROOM):
+            # Also if the caps are higher than asked for, because devices at their least power cannot go lower.
+            self.taken_watts = max(0.0, self.taken_watts - (budget - draw) / 2.0)
+            self._changed_s = now
         return self.taken_watts

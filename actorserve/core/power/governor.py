@@ -15,6 +15,9 @@
   it was set to, goes to others.
 - **No cap flaps.** Small changes wait until they matter, and a cap that was lowered is not raised for ``hold_s``,
   except after a change of a budget.
+- **A new governor waits.** Caps that it finds are another coordinator's, from which it takes over. It learns what the
+  instances do, and which budgets operators have ordered, after it learns of the devices. So for ``_SETTLE_S`` it
+  changes no caps of theirs but those that pass a budget.
 - **Infeasible budgets are said**, once, with the least watts that are feasible. All devices then have least power.
 
 From a reading over the budget to caps read back passes one control period: a report of the actuator, a round here, and
@@ -36,6 +39,7 @@ PERIOD_S: Final = 0.25
 CONTROL_PERIOD_S: Final = 1.0
 """The longest time in which a host that can meet its budget draws more than that, unless messages are lost."""
 _RESEND_S: Final = 0.5
+_SETTLE_S: Final = 2.0
 _DISOBEYED_S: Final = 30.0  # a device that does not do what it is told is tried again after this time
 _LIMITED_S: Final = 300.0  # how long a limit that a device keeps to by itself counts as one that it cannot pass
 _THROTTLED_S: Final = 10.0  # how long a device counts as too hot after it last said so
@@ -133,7 +137,8 @@ class _Device:
 @dataclass(slots=True)
 class _Host:
     """The host's actuator (None: it is gone), the number of the last order (0: it has got none, so it does not know yet
-    that its devices are governed), and the budget that it was told.
+    that its devices are governed), and the budget that it was told. Caps that were there first stay until
+    ``settled_s``.
     """
 
     actuator: Peer | None = None
@@ -141,6 +146,7 @@ class _Host:
     told_budget: float | None = None
     feed_watts: float | None = None
     devices: dict[str, _Device] = field(default_factory=dict)
+    settled_s: float | None = None
 
 
 class PowerGovernor:
@@ -193,6 +199,9 @@ class PowerGovernor:
             self._read_back(device, report.sequence, now)
             devices[power.device] = device
         known.devices = devices  # a device that fell off the bus draws nothing any more
+        if known.settled_s is None:
+            has_caps = any(device.cap_watts() < device.full_watts() - _SAME_WATTS for device in devices.values())
+            known.settled_s = now + _SETTLE_S if has_caps else now
         if self.next_s is None:
             self.next_s = now
 
@@ -355,8 +364,9 @@ class PowerGovernor:
         for key, target in targets.items():
             device = self._device(key)
             aim = device.aim_watts()
-            by = _SAME_WATTS if _free_at(free, key.host) < 0.0 else _DEADBAND_WATTS
-            if target <= aim - by:
+            must_fall = _free_at(free, key.host) < 0.0
+            by = _SAME_WATTS if must_fall else _DEADBAND_WATTS
+            if target <= aim - by and (must_fall or self._is_settled(key.host, now)):
                 device.order(target, now)
                 device.lowered_s = now
                 lowered.add(key.host)
@@ -372,6 +382,8 @@ class PowerGovernor:
                 use = uses.get(key)
                 device = self._device(key)
                 if (None if use is None else use.role) is not role or device.ordered_watts is not None:
+                    continue
+                if not self._is_settled(key.host, now):
                     continue
                 if device.lowered_s is not None and now < device.lowered_s + self._config.hold_s:
                     continue
@@ -428,6 +440,10 @@ class PowerGovernor:
                 caps.append(device.aim_watts())
             effects.append(Send(host.actuator, SetPowerCaps(host.number, tuple(waiting), tuple(caps), budget)))
         return effects
+
+    def _is_settled(self, host: str, now: float) -> bool:
+        settled_s = self._hosts[host].settled_s
+        return settled_s is not None and now >= settled_s
 
     def _device(self, key: DeviceId) -> _Device:
         return self._hosts[key.host].devices[key.device]

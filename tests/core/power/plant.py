@@ -49,6 +49,13 @@ class Plant:
         """The cap of the device of this name."""
         return next(power.cap_watts or 0.0 for key, power in self.devices.items() if key.device == name)
 
+    def take_over(self, config: PowerConfig) -> None:
+        """Another governor takes this one's place, and knows nothing yet. ``changes`` are those from now on."""
+        self.governor = PowerGovernor(config)
+        self._done.clear()
+        self._on_the_way.clear()
+        self.changes.clear()
+
     def run(self, seconds: float) -> None:
         """Report and decide in periods, until this time has passed."""
         for _ in range(round(seconds / REPORT_S)):

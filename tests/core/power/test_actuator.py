@@ -129,3 +129,21 @@ def test_a_coordinator_that_orders_keeps_the_caps() -> None:
     state.handle(PeerUp(OTHER, Role.COORDINATOR, term=2), 2.0)
     state.handle(SetPowerCaps(1, (), ()), 3.0, OTHER)
     assert len(state.handle(PowerRead((h100("x", 300.0),)), 100.0)) == 1
+
+
+def test_no_even_part_is_below_a_devices_least_power() -> None:
+    """A part is whole watts, or the device's least power, because the device would refuse less."""
+    x, y = h100("x", 700.0, least=200.5), h100("y", 350.0, least=200.5)
+    [effect, _] = alone(401.5, x, y)
+    assert effect == SetCaps(("x", "y"), (200.5, 200.5))
+
+
+def test_devices_that_can_be_set_again_share_the_budget() -> None:
+    """Without a coordinator, a driver that hangs just when the budget is due to be shared shares it when it answers."""
+    state = ActuatorState(ActuatorConfig(1050.0, alone_after_s=60.0))
+    state.handle(Tick(), 0.0)
+    devices = (h100("x"), h100("y"))
+    hanging = PowerRead(tuple([replace(power, draw_watts=None, can_set=False) for power in devices]))
+    assert not [effect for effect in state.handle(hanging, 60.0) if isinstance(effect, SetCaps)]
+    assert state.handle(PowerRead(devices), 61.0) == [SetCaps(("x", "y"), (525.0, 525.0)), ReadPower()]
+    assert state.handle(PowerRead(devices), 62.0) == []

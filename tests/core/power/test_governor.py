@@ -113,12 +113,12 @@ def test_an_order_that_may_be_on_its_way_counts() -> None:
 
     report("a", "x", 350.0, 0, 0.0)
     report("b", "y", 350.0, 0, 0.0)
-    assert orders(Use(PROMPT), Use(TOKEN), 0.0) == [("a", 700.0)]
-    assert orders(Use(TOKEN), Use(PROMPT), 0.1) == [("a", 350.0)], "700 W may come first"
-    report("a", "x", 700.0, 1, 0.2)
-    assert orders(Use(TOKEN), Use(PROMPT), 0.2) == []
-    report("a", "x", 350.0, 2, 0.3)
-    assert orders(Use(TOKEN), Use(PROMPT), 0.3) == [("b", 700.0)]
+    assert orders(Use(PROMPT), Use(TOKEN), 9.0) == [("a", 700.0)]
+    assert orders(Use(TOKEN), Use(PROMPT), 9.1) == [("a", 350.0)], "700 W may come first"
+    report("a", "x", 700.0, 1, 9.2)
+    assert orders(Use(TOKEN), Use(PROMPT), 9.2) == []
+    report("a", "x", 350.0, 2, 9.3)
+    assert orders(Use(TOKEN), Use(PROMPT), 9.3) == [("b", 700.0)]
 
 
 def test_a_device_that_cannot_be_set_is_made_up_for() -> None:
@@ -242,6 +242,20 @@ def test_a_feed_over_its_budget_lowers_caps() -> None:
     assert plant.caps() == pytest.approx(4200.0, abs=4.0)
 
 
+def test_caps_come_back_from_a_feed_that_asked_for_the_impossible() -> None:
+    """If other things on the feed draw so much that all devices have their least power, the caps rise again once that
+    has ended, although they were never as low as the feed asked for.
+    """
+    plant = equal_pools(budget=4200.0)
+    plant.run(3.0)
+    plant.feed_watts["a"] = 7000.0
+    plant.run(60.0)
+    assert plant.caps() == 8 * 200.0
+    plant.feed_watts["a"] = 2000.0
+    plant.run(120.0)
+    assert plant.caps() == pytest.approx(4200.0, abs=8.0)
+
+
 def test_a_device_that_fell_off_frees_its_watts() -> None:
     """A device that its host does not list any more counts no longer."""
     plant = equal_pools(2, budget=2000.0)
@@ -269,6 +283,34 @@ def test_caps_of_a_host_without_its_actuator_still_count() -> None:
     plant.hosts.remove("b")
     plant.run(6.0)
     assert plant.caps() == 1400.0
+
+
+@pytest.mark.parametrize("configured_watts", [4200.0, 5600.0])
+def test_a_coordinator_that_takes_over_leaves_caps_as_they_are(configured_watts: float) -> None:
+    """What instances do, and the budget that an operator has ordered, may be known a moment after the devices. Until
+    then no cap changes, because any change might be wrong.
+    """
+    plant = equal_pools(budget=4200.0)
+    plant.run(6.0)
+    uses, plant.uses = plant.uses, {}
+    plant.take_over(PowerConfig(budget_watts_of={"a": configured_watts}))
+    plant.run(1.0)
+    plant.uses = uses
+    plant.governor.set_budget("a", 4200.0)
+    plant.run(10.0)
+    assert plant.changes == []
+    plant.governor.set_budget("a", 3500.0)
+    plant.run(1.0)
+    assert plant.caps() <= 3500.0
+
+
+def test_a_coordinator_that_takes_over_meets_a_lower_budget_at_once() -> None:
+    """Caps beyond the budget do not wait until more is known."""
+    plant = equal_pools(budget=4200.0)
+    plant.run(6.0)
+    plant.take_over(PowerConfig(budget_watts_of={"a": 3500.0}))
+    plant.run(CONTROL_PERIOD_S)
+    assert plant.caps() <= 3500.0
 
 
 def test_what_the_driver_does_not_tell_is_not_made_up() -> None:

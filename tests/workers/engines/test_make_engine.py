@@ -1,11 +1,13 @@
 """Engine and instance follow the settings."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actorserve.core.messages import Attained, RequestSpec, SamplingParams, Start
+from actorserve.core.migration.config import LayerCopies
 from actorserve.core.replay import make_instance_core
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core_configs import instance_recipe
@@ -88,3 +90,15 @@ def test_the_policy_is_the_one_that_settings_say() -> None:
         spec = RequestSpec(name, (1,) * num_prompt, SamplingParams(seed=0, max_tokens=9))
         core.handle(Start(1, spec), 100.0, GATEWAY)
     assert [request.request_id for request in core.policy.order(200.0)] == ["long", "short"]
+
+
+@pytest.mark.parametrize(("shows_progress", "expected"), [(True, LayerCopies.PROFITABLE), (False, LayerCopies.AFTER)])
+def test_only_kv_whose_progress_shows_is_copied_early(shows_progress: bool, expected: LayerCopies) -> None:
+    """An engine that cannot show its iterations offers a prompt's KV when the iteration has ended, because any earlier
+    copy of it would be refused.
+    """
+    settings, engine = load_settings(None, {}), FakeEngine()
+    if not shows_progress:
+        engine.kv = replace(engine.kv, progress=None)
+    recipe = instance_recipe(settings, sizes_of(engine, settings), PROFILE)
+    assert recipe.config.migration.layer_copies is expected

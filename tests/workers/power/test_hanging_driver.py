@@ -2,10 +2,12 @@
 
 import asyncio
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -43,6 +45,7 @@ from workers.worker_engine import WorkerEngine
 DEADLINE_S = 30.0
 PATIENCE_S = 0.2
 SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=1, max_tokens=4))
+T = TypeVar("T")
 STEP = RunStep(StepPlan(1, ("r",), (0,), ((1, 2, 3),), ((0,),), (True,)))
 
 
@@ -133,13 +136,32 @@ class Heard:
         return message
 
 
+class HeldDriver(DriverThread):
+    """Makes the next call when the test says so."""
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+
+    def call(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._held.append((function, future))
+        return future
+
+    async def answer(self) -> None:
+        function, future = self._held.popleft()
+        future.set_result(function())
+        await asyncio.sleep(0)  # the actuator gets it
+
+
 @asynccontextmanager
-async def running_actuator(folder: Path) -> AsyncIterator[tuple[ActuatorActor, Heard]]:
+async def running_actuator(
+    folder: Path, driver: DriverThread | None = None
+) -> AsyncIterator[tuple[ActuatorActor, Heard]]:
     gpus, core = open_gpus(), Heard()
     assert isinstance(gpus, Gpus)
     hello, network = Hello(PROTOCOL_VERSION, Role.POWER), LocalNetwork(make_runtime_folder())
     node = open_node("power", hello, ClusterSettings(journal_dir=None), network)
-    actor = ActuatorActor(core, node, PowerCaps(gpus, FormerLimits(folder)), DriverThread())
+    actor = ActuatorActor(core, node, PowerCaps(gpus, FormerLimits(folder)), driver or DriverThread())
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         group.create_task(actor.run())
         yield actor, core
@@ -171,6 +193,40 @@ async def test_an_actuator_reports_a_hanging_driver_as_unknown(
         assert (loaded_driver.limit(0), loaded_driver.limit(1)) == (350.0, 250.0)
         await actor.end()
         assert (loaded_driver.limit(0), loaded_driver.limit(1)) == (700.0, 700.0)
+
+
+async def test_caps_that_wait_for_a_hanging_driver_count(hang: Callable[[bool], None], tmp_path: Path) -> None:
+    """A device counts at the cap that was ordered while the driver hangs, because it is set when the driver answers."""
+    async with running_actuator(tmp_path / "state") as (actor, core):
+        actor.perform(SetCaps(("GPU-0", "GPU-1"), (300.0, 300.0)))
+        actor.perform(ReadPower())
+        read = await core.read()
+        hang(True)
+        actor.perform(ReadPower())
+        actor.perform(SetCaps(("GPU-0", "GPU-1"), (250.0, 650.0)))
+        while read.devices[0].can_set:
+            await asyncio.sleep(PATIENCE_S)
+            actor.perform(ReadPower())
+            read = await core.read()
+        assert [power.cap_watts for power in read.devices] == [300.0, 650.0]
+        hang(False)
+        await actor.end()
+
+
+@pytest.mark.usefixtures("loaded_driver")
+async def test_a_repeated_order_does_not_void_readings(tmp_path: Path) -> None:
+    """The coordinator repeats an order until it hears of a reading after it. So with a driver that takes longer than
+    that, a reading counts although the same order has come again.
+    """
+    driver, order = HeldDriver(), SetCaps(("GPU-0",), (300.0,))
+    async with running_actuator(tmp_path / "state", driver) as (actor, core):
+        for _ in range(4):
+            actor.perform(order)
+            actor.perform(ReadPower())
+            await driver.answer()
+        assert not core.messages.empty()
+        assert (await core.read()).devices[0].cap_watts == 300.0
+        actor.stop()
 
 
 async def test_former_limits_are_put_back_before_newer_caps(
