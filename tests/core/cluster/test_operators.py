@@ -317,6 +317,20 @@ def test_policies_are_set_within_their_rules() -> None:
     assert coordinator.state.pairing.config.source_below == 5.0
 
 
+def test_a_setting_that_is_near_no_other_is_refused_with_all_that_can_be_set() -> None:
+    """However long it is, the text holds all names. What is switched off cannot be set."""
+    coordinator = Coordinator(A, scaling=ScalingConfig(max_workers=3), migration=PairingConfig())
+    for setting in ("nope", "x" * 256):
+        text = answer(ask(coordinator, "set", setting, "1", command_id=setting)).text
+        assert text == (
+            f"{setting[:40]} cannot be set while the server runs; these can: cluster.max_waiting_requests, "
+            "migration.source_below/source_until/destination_above/rest_s/max_moves, "
+            "scaling.scale_out_below/scale_in_above/hold_s/min_workers"
+        )
+    off = answer(ask(Coordinator(A, migration=None), "set", "nope", "1")).text
+    assert off.endswith("these can: cluster.max_waiting_requests")
+
+
 def test_scale_runs_as_many_workers_as_the_operator_wants() -> None:
     """Missing ones are started at once, one too many is drained, and ``auto`` leaves the number to the load."""
     coordinator = Coordinator(A, B, scaling=ScalingConfig(max_workers=4, hold_s=1000.0))
