@@ -102,7 +102,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.actors": ("actorserve.core", "actorserve.wire", "actorserve.processes", *BASE),
     "actorserve.model_files": ("actorserve.errors", "actorserve.local_trust"),
     "actorserve.http": ("actorserve.core", "actorserve.model_files", *BASE),
-    "actorserve.console": ("actorserve.core", "actorserve.wire", *BASE),
+    "actorserve.console": ("actorserve.core", "actorserve.wire", "actorserve.processes.runtime_folder", *BASE),
     "actorserve.programs": (
         "actorserve.console",
         "actorserve.wire",

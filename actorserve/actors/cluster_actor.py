@@ -13,7 +13,9 @@ from actorserve.actors.actor import Actor
 from actorserve.actors.node import Node
 from actorserve.actors.request_lines import log_message
 from actorserve.core.effects import Effect, Meet, ReloadKeys, Send, SetLogLevel
-from actorserve.core.messages import Message, Peer, PeerDown
+from actorserve.core.messages import LOCAL, Message, Peer, PeerDown
+from actorserve.core.operations.process_verbs import keys_answer
+from actorserve.processes.reload import Reloaded
 from actorserve.wire.journal import Entry
 
 _BATCH: Final = 256
@@ -39,7 +41,7 @@ class ClusterActor(Actor[Message, Effect]):
     def __init__(self, core: ClusterCore, node: Node) -> None:
         super().__init__(node.transport.me.name, core, node.clock)
         self.counts: Counter[str] = Counter()
-        self.on_reload_keys: list[Callable[[], object]] = []
+        self.on_reload_keys: list[Callable[[], Reloaded]] = []
         """What reads the files of keys again, when an operator says so. None of them raises."""
         self._transport = node.transport
         self._membership = node.membership
@@ -63,11 +65,22 @@ class ClusterActor(Actor[Message, Effect]):
             case SetLogLevel(level=level):
                 logging.getLogger().setLevel(level.upper())
                 _log.warning("logging at level %s, by an operator's order", level)
-            case ReloadKeys():
-                for reload in self.on_reload_keys:
-                    reload()
+            case ReloadKeys(told=told, command_id=command_id):
+                self._reload_keys(told, command_id)
             case _:
                 super().perform(effect)
+
+    def _reload_keys(self, told: Peer | None, command_id: str) -> None:
+        reloaded = [reload() for reload in self.on_reload_keys]
+        if told is None:
+            return
+        read = [name for one in reloaded for name in one.read]
+        failed = [name for one in reloaded for name in one.failed]
+        answer = keys_answer(command_id, read, failed)
+        if told == LOCAL:
+            self.tell(answer)
+        else:
+            self._send(Send(told, answer), self._clock())
 
     def peer_went_down(self, peer: Peer) -> None:
         """Called when ``peer`` went down, after the core's effects of the PeerDown were performed."""

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from actorserve.cluster.mistakes import CONSOLE_PORT, COORDINATOR_PORT, KV_PORT, mistakes_among_hosts
+from actorserve.cluster.spelling import host_at, respelled
 from actorserve.cluster.words import check_address, check_id, check_key, check_name, check_reachable
 from actorserve.errors import NOT_TOML, SettingsError
 from actorserve.local_trust import open_plain
@@ -101,11 +102,12 @@ def parse_cluster(text: str, file: Path) -> ClusterFile:
         values = tomllib.loads(text)
     except NOT_TOML as error:
         raise SettingsError(f"cannot read the cluster's file {file}: {error}") from None
-    found, problems = None, []
+    found = None
+    values, problems = respelled(values, _keys(ClusterFile), _keys(Host))
     try:
         found = ClusterFile.model_validate(values)
     except ValidationError as error:
-        problems = [f"{_place(values, mistake)}: {_problem(mistake)}" for mistake in error.errors()]
+        problems += [f"{_place(values, mistake)}: {_problem(mistake)}" for mistake in error.errors()]
     problems += mistakes_among_hosts(values)
     if found is None or problems:
         raise SettingsError(f"{file}: {'; '.join(problems)}", problems)
@@ -116,15 +118,14 @@ def _place(values: dict[str, Any], mistake: ErrorDetails) -> str:
     """Where a mistake is: a host by its name, or by its number from 1 if it has none."""
     match mistake["loc"]:
         case ("host", int(index), *inside):
-            entry = values["host"][index]
-            name = entry.get("name") if isinstance(entry, dict) else None
-            return ": ".join(map(str, (f"host {name if isinstance(name, str) else index + 1}", *inside)))
+            return ": ".join(map(str, (host_at(values["host"], index), *inside)))
         case place:
             return ".".join(map(str, place))
 
 
+def _keys(table: type[_Table]) -> list[str]:
+    return [field.alias or name for name, field in table.model_fields.items()]
+
+
 def _problem(mistake: ErrorDetails) -> str:
-    if mistake["type"] == "extra_forbidden":
-        table = Host if mistake["loc"][0] == "host" else ClusterFile
-        return unknown((field.alias or name for name, field in table.model_fields.items()), str(mistake["loc"][-1]))
     return "missing" if mistake["type"] == "missing" else mistake["msg"].removeprefix("Value error, ")

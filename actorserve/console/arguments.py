@@ -9,6 +9,8 @@ from actorserve.core.operations.verbs import VERBS, Verb
 DEFAULT_TIMEOUT_S: Final = 5.0
 DEFAULT_WAIT_S: Final = 600.0
 WAITS: Final = {"drain": "wait until the requests have left", "restart": "wait until the worker is back"}
+HELP: Final = "help"
+"""It stands in the place of a verb, and needs no server."""
 FOLLOWS: Final = {"events": "go on with new events", "top": ""}
 
 
@@ -44,30 +46,37 @@ def console_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout", type=_seconds, default=DEFAULT_TIMEOUT_S, metavar="S", help="how long to wait for an answer (5)"
     )
-    _add_verbs(parser, required=False)
+    parser.add_argument("--json", action="store_true", help="write one JSON object a line, as after the verb")
+    asked = _add_verbs(parser, required=False).add_parser(HELP, help="the verbs, or one of them")
+    asked.add_argument("about", nargs="?", metavar="VERB", help="the verb to tell of (all)")
     return parser
 
 
 def line_parser() -> argparse.ArgumentParser:
     """The parser of the prompt's lines. Raises: UsageError, from ``parse_args``."""
     parser = _RaisingParser(prog="", add_help=False)
+    parser.set_defaults(json=False)
     _add_verbs(parser, required=True)
     return parser
 
 
-def _add_verbs(parser: argparse.ArgumentParser, *, required: bool) -> None:
+def _add_verbs(
+    parser: argparse.ArgumentParser, *, required: bool
+) -> "argparse._SubParsersAction[argparse.ArgumentParser]":
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=required)
     for verb in VERBS.values():
         _add_verb(
             verbs.add_parser(verb.name, help=verb.help, description=f"{verb.help[0].upper()}{verb.help[1:]}."), verb
         )
+    return verbs
 
 
 def _add_verb(parser: argparse.ArgumentParser, verb: Verb) -> None:
     for number, parameter in enumerate(verb.parameters):
         nargs = "?" if parameter.is_optional else None
         parser.add_argument(f"argument{number}", metavar=parameter.name, nargs=nargs, help=parameter.kind.value)
-    parser.add_argument("--json", action="store_true", help="write one JSON object a line")
+    # Without a default, because it would undo a --json before the verb.
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="write one JSON object a line")
     if verb.acts:
         parser.add_argument("--dry-run", action="store_true", help="check, and say what would be done")
         parser.add_argument("--id", metavar="ID", help="repeat the command with this id, which acts once")

@@ -6,7 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from actorserve.errors import ActorserveError
+from actorserve.errors import ActorserveError, SettingsError
+from actorserve.processes.child import read_settings
+from actorserve.processes.runtime_folder import HOST, SETTINGS
 from actorserve.wire.console import CONSOLE_SOCKET, console_address
 
 UNITS_FOLDER: Final = Path("/run/actorserve")
@@ -33,8 +35,8 @@ def find_address(runtime_dir: Path | None) -> str:
     if len(found) > 1:
         found = [folder for folder in found if _listens(folder)] or found
     if len(found) > 1:
-        folders = ", ".join(map(str, found))
-        raise NoServerError(f"several servers run on this host; choose one with --runtime-dir: {folders}")
+        options = " or ".join(f"--runtime-dir {folder}{_what_serves(folder)}" for folder in found)
+        raise NoServerError(f"several servers run on this host; choose one: {options}")
     return console_address(found[0])
 
 
@@ -43,6 +45,18 @@ def _has_server(folder: Path) -> bool:
         return (folder / CONSOLE_SOCKET).is_socket()
     except OSError:  # such as a folder of another user
         return False
+
+
+def _what_serves(folder: Path) -> str:
+    """What a person knows the server in this folder by, in brackets; empty if the folder does not tell."""
+    try:
+        if (folder / HOST).exists():
+            cluster, _, host = (folder / HOST).read_text(encoding="utf-8").partition("/")
+            return f" (host {host} of cluster {cluster})"
+        settings = read_settings(folder / SETTINGS)
+    except (OSError, UnicodeDecodeError, SettingsError):
+        return ""
+    return f" ({settings.model.name} on port {settings.http.port})"
 
 
 def _listens(folder: Path) -> bool:

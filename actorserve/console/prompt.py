@@ -13,10 +13,11 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from actorserve.console.arguments import UsageError, line_parser
+from actorserve.console.help import help_text
 from actorserve.console.outcome import Exit, as_objects
 from actorserve.console.run import Runner
 from actorserve.console.session import Session
-from actorserve.core.operations.verbs import LOG_LEVELS, VERBS, Kind, nearest, usage
+from actorserve.core.operations.verbs import LOG_LEVELS, VERBS, Kind
 
 _FRESH_S: Final = 2.0  # how long names may be offered without asking the server again
 _WORDS: Final = ("help", "exit", "quit")
@@ -80,18 +81,6 @@ class VerbCompleter(Completer):
         if num_given < len(verb.parameters):
             return list(self._names(verb.parameters[num_given].kind))
         return []
-
-
-def help_text(words: Sequence[str] = ()) -> str:
-    """All verbs, or one of them."""
-    verb = VERBS.get(words[0]) if words else None
-    if verb is not None:
-        return f"{verb.name} {usage(verb)}\n  {verb.help}"
-    if words:
-        return f"there is no verb {words[0]}{nearest(words[0], VERBS)}"
-    width = max(len(f"{verb.name} {usage(verb)}") for verb in VERBS.values())
-    lines = [f"  {verb.name + ' ' + usage(verb):<{width}}  {verb.help}" for verb in VERBS.values()]
-    return "\n".join([*lines, "", "Each takes --json; acts take --dry-run. Ctrl-D ends the console."])
 
 
 def read_lines(runner: Runner) -> Exit:

@@ -142,7 +142,13 @@ class SetLogLevel:
 
 @value
 class ReloadKeys:
-    """Read the files of keys again. A file that cannot be read changes nothing, and is logged."""
+    """Read the files of keys again. A file that cannot be read changes nothing, and is logged.
+
+    ``told`` gets an Answer to this command with what was read; None: no process is told. ``LOCAL`` is our own core.
+    """
+
+    told: Peer | None = None
+    command_id: str = ""
 
 
 @value

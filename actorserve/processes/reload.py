@@ -9,10 +9,18 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from typing import NamedTuple
 
 from actorserve.errors import ActorserveError
 
 logger = logging.getLogger(__name__)
+
+
+class Reloaded(NamedTuple):
+    """The names of what was read again, and of what stayed as it was, because it could not be read."""
+
+    read: list[str]
+    failed: list[str]
 
 
 class Reloads:
@@ -39,18 +47,19 @@ class Reloads:
         """
         self._parts[name] = read
 
-    def run(self) -> tuple[str, ...]:
-        """Read everything again. Returns the names of what stayed as it was, because it could not be read."""
-        failed = []
+    def run(self) -> Reloaded:
+        """Read everything again."""
+        reloaded = Reloaded([], [])
         for name, read in self._parts.items():
             try:
                 read()
             except (ActorserveError, OSError) as error:
-                failed.append(name)
+                reloaded.failed.append(name)
                 logger.warning("%s could not be read again, so they stay as they were: %s", name, error)
             else:
+                reloaded.read.append(name)
                 logger.info("read again: %s", name)
-        return tuple(failed)
+        return reloaded
 
     def _miss(self) -> None:
         self._is_missed = True

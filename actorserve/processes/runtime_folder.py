@@ -21,6 +21,8 @@ from actorserve.settings import ClusterSettings
 SETTINGS: Final = "settings.json"
 CLUSTER: Final = "cluster.toml"
 """The copies that the children read: their settings, and the cluster's file."""
+HOST: Final = "host"
+"""The file that says which host's share of which cluster runs there (``host_text``)."""
 LAST_KEYS: Final = "keys.toml"
 """The last cluster's file whose keys were good."""
 
@@ -61,6 +63,29 @@ def runtime_folder(settings: ClusterSettings, subfolders: Sequence[str] = ()) ->
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def host_text(cluster_id: str, host: str) -> str:
+    """What the file ``HOST`` says of the host's share of this cluster."""
+    return f"{cluster_id}/{host}"
+
+
+def folder_of_host(settings: ClusterSettings, cluster_id: str, host: str) -> Path | None:
+    """The runtime folder in which the host's share runs now; None if neither the folder in the settings nor a fresh one
+    of this user is it.
+    """
+    given = settings.runtime_dir
+    for folder in (*([] if given is None else [given.absolute()]), *_fresh_folders()):
+        try:
+            if (folder / HOST).read_text(encoding="utf-8") != host_text(cluster_id, host):
+                continue
+            with _locked(folder):
+                pass  # no server uses it any more
+        except (OSError, UnicodeDecodeError):
+            continue
+        except RuntimeFolderError:
+            return folder
+    return None
+
+
 def _make_private(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,7 +115,7 @@ def _clear(folder: Path, subfolders: Sequence[str]) -> None:
     that sets power caps, because that one outlasts a server.
     """
     sockets = [file for file in folder.glob("*.sock") if file.name != f"{Role.POWER.value}.sock"]
-    for file in (*sockets, *folder.glob(f"{LAST_KEYS}*"), folder / SETTINGS, folder / CLUSTER):
+    for file in (*sockets, *folder.glob(f"{LAST_KEYS}*"), folder / SETTINGS, folder / CLUSTER, folder / HOST):
         file.unlink(missing_ok=True)
     for name in subfolders:
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -101,10 +126,18 @@ def _remove_leaked() -> None:
 
     A folder that a server has just made and not locked yet has no settings in it, and stays.
     """
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in _fresh_folders():
         with contextlib.suppress(OSError, RuntimeFolderError):
-            facts = folder.lstat()
-            is_ours = facts.st_uid == os.geteuid() and not facts.st_mode & 0o077 and not folder.is_symlink()
-            if is_ours and _FRESH_NAME.fullmatch(folder.name) and (folder / SETTINGS).exists():
+            if (folder / SETTINGS).exists():
                 with _locked(folder):
                     shutil.rmtree(folder)
+
+
+def _fresh_folders() -> Iterator[Path]:
+    """The fresh folders of this user's servers, which only this user may enter."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            facts = folder.lstat()
+            is_ours = facts.st_uid == os.geteuid() and not facts.st_mode & 0o077 and not folder.is_symlink()
+            if is_ours and _FRESH_NAME.fullmatch(folder.name):
+                yield folder

@@ -30,7 +30,7 @@ _GATEWAYS, _WORKERS, _COORDINATOR = 0, 1, 2  # values of ``stop_stage``
 class HostShare:
     """What of a cluster runs on the host called ``name``. The children read ``cluster_toml``, the cluster's file, from
     the runtime folder; ``cluster_source`` is the file itself, from which they read changes of keys. ``key_file``: None
-    if the cluster has no keys.
+    if the cluster has no keys. ``cluster_id`` is what the file calls the cluster.
     """
 
     name: str
@@ -39,6 +39,7 @@ class HostShare:
     num_gateways: int
     cluster_source: Path | None = None
     key_file: Path | None = None
+    cluster_id: str = ""
 
 
 def supervision_tree(

@@ -7,12 +7,14 @@ from contextlib import ExitStack, closing, suppress
 
 from actorserve.cluster.file import read_cluster_file
 from actorserve.cluster.network import console_addresses
-from actorserve.console.arguments import console_parser
+from actorserve.console.arguments import HELP, console_parser
 from actorserve.console.coordinators import Coordinators
 from actorserve.console.find import NoServerError, find_address
+from actorserve.console.help import help_text
 from actorserve.console.outcome import Exit
 from actorserve.console.run import Runner
 from actorserve.console.session import Session
+from actorserve.core.operations.verbs import VERBS
 from actorserve.errors import SettingsError
 from actorserve.wire.console import ConsoleClient, ConsoleKeys
 from actorserve.wire.curve.key_files import read_key_file
@@ -24,7 +26,12 @@ def main(arguments: Sequence[str]) -> int:
 
     Raises: ActorserveError when the address cannot be used, or another program answers there.
     """
-    parsed = console_parser().parse_args(arguments)
+    parser = console_parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.verb == HELP:
+        return _help(parsed.about)
+    if parsed.verb is None and parsed.json:
+        parser.error("--json needs a verb: the prompt takes it after the verbs")
     try:
         servers = _servers(parsed)
     except NoServerError as error:
@@ -40,6 +47,15 @@ def main(arguments: Sequence[str]) -> int:
         from actorserve.console.prompt import read_lines  # prompt_toolkit takes long to load
 
         return read_lines(runner)
+    return Exit.DONE
+
+
+def _help(about: str | None) -> int:
+    """Tell of a verb, or of all. It needs no server."""
+    if about is not None and about not in VERBS:
+        print(f"actorserve console: {help_text([about])}", file=sys.stderr)
+        return Exit.USAGE
+    print(help_text() if about is None else help_text([about]))
     return Exit.DONE
 
 

@@ -25,7 +25,7 @@ from actorserve.options import MAX_WORKERS
 from actorserve.processes import child, launch
 from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
 from actorserve.processes.reload import Hangup
-from actorserve.processes.runtime_folder import CLUSTER, SETTINGS, runtime_folder
+from actorserve.processes.runtime_folder import CLUSTER, HOST, SETTINGS, folder_of_host, host_text, runtime_folder
 from actorserve.processes.signals import on_termination
 from actorserve.processes.status import Reporter
 from actorserve.processes.supervision import News, Restarting, SupervisionTree
@@ -67,6 +67,9 @@ def serve_host(settings: Settings, cluster_file: Path, name: str, key_file: Path
     if problems:
         raise SettingsError("; ".join(problems))
     has_keys = _check_keys(cluster, name, key_file)
+    running = folder_of_host(settings.cluster, cluster.id, name)
+    if running is not None:  # looked for before the ports, which the share that runs has taken
+        raise SettingsError(f"host {name} runs already on this machine, with the runtime folder {running}")
     _check_addresses(cluster, host)
     if host.gateways:
         settings = _with_http_checked(launch.replace(settings, "http", gateways=host.gateways))
@@ -81,6 +84,7 @@ def serve_host(settings: Settings, cluster_file: Path, name: str, key_file: Path
             host.gateways,
             cluster_file.absolute(),
             key_file.absolute() if has_keys else None,
+            cluster.id,
         )
         return _run(settings, placement, display, unit, share, prepares=prepares)
 
@@ -99,6 +103,7 @@ def _run(
         child.write_settings(settings, folder / SETTINGS)
         if share is not None:  # what was checked, so that an edit since then cannot change half of the children
             (folder / CLUSTER).write_text(share.cluster_toml, encoding="utf-8")
+            (folder / HOST).write_text(host_text(share.cluster_id, share.name), encoding="utf-8")
         tree = supervision_tree(placement, settings, folder / SETTINGS, folder, share)
         if prepares:
             write_processes(tree, folder)

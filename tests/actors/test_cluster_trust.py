@@ -96,7 +96,7 @@ def test_a_removed_and_an_added_key_take_effect_at_a_reload(host: Host) -> None:
     child, trust = host.start()
     assert knows_beta(trust)
     host.source.write_text(f'{WITHOUT_BETA}[operators]\nann = "{ANN.public_key}"\n')
-    assert child.reloads.run() == ()
+    assert child.reloads.run() == (["keys of the cluster"], [])
     assert trust.rights_of(PAIRS["beta"].public_key, "beta/worker-0").refusal == UNKNOWN_KEY
     assert trust.holder_of(ANN.public_key) == Holder(HolderKind.OPERATOR, "ann")
 
@@ -119,12 +119,12 @@ def test_a_wrong_file_changes_nothing(host: Host, wrong: str, caplog: pytest.Log
     before = trust.keys
     host.source.write_text(wrong)
     with caplog.at_level(logging.WARNING):
-        assert child.reloads.run() == ("keys of the cluster",)
+        assert child.reloads.run() == ([], ["keys of the cluster"])
     assert trust.keys == before
     (line,) = caplog.messages
     assert str(host.source) in line
     host.source.write_text(WITHOUT_BETA)
-    assert child.reloads.run() == ()
+    assert child.reloads.run() == (["keys of the cluster"], [])
     assert not knows_beta(trust)
 
 

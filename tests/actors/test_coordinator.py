@@ -6,9 +6,11 @@ import pytest
 
 from actorserve.actors.coordinator import CoordinatorActor
 from actorserve.actors.scaler import ScalerError
-from actorserve.core.effects import Effect, StartWorker
-from actorserve.core.messages import Drain, InstanceRole, Message, Peer, StartFailed
+from actorserve.core.effects import Effect, ReloadKeys, StartWorker
+from actorserve.core.messages import LOCAL, Drain, InstanceRole, Message, Peer, StartFailed
+from actorserve.core.operations.process_verbs import keys_answer
 from actorserve.core_configs import cluster_config
+from actorserve.processes.reload import Reloaded
 from actorserve.settings import load_settings
 from tests.actors.cluster import ScriptedCore, lone_node
 
@@ -48,6 +50,17 @@ def test_a_coordinator_without_a_scaler_starts_no_worker() -> None:
     coordinator.tell(Drain())
     with pytest.raises(TypeError, match="coordinator was asked for StartWorker"):
         coordinator.step()
+
+
+def test_the_core_is_told_what_keys_were_read() -> None:
+    """The coordinator's own files count, too, and what could not be read is named."""
+    core = ScriptedCore({Drain: [ReloadKeys(LOCAL, "7")]})
+    coordinator = CoordinatorActor(core, lone_node("coordinator", lambda: 0.0))
+    coordinator.on_reload_keys.append(lambda: Reloaded(["keys"], ["certificate"]))
+    coordinator.tell(Drain())
+    while coordinator.step():
+        pass
+    assert core.seen == [Drain(), keys_answer("7", ["keys"], ["certificate"])]
 
 
 @pytest.mark.parametrize(

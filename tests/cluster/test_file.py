@@ -80,7 +80,6 @@ def test_the_example_shows_every_setting() -> None:
         ('["alpha"]', '["alpha", "beta", "alpha"]', "coordinators: host alpha stands there twice"),
         ('["alpha"]', str([f"h{number}" for number in range(11)]), "coordinators: 11 hosts, and at most 10"),
         ("coordinators", "cordinators", 'cordinators: unknown; did you mean "coordinators"?'),
-        ("coordinators", "cordinators", "coordinators: missing"),
         ("gateways", "gatewyas", 'host alpha: gatewyas: unknown; did you mean "gateways"?'),
         ("workers = 2", 'workers = "2"', "host beta: workers: Input should be a valid integer"),
         ("workers = 2", "", "host beta runs nothing"),
@@ -105,6 +104,35 @@ def test_a_mistake_is_named(tmp_path: Path, old: str, new: str, problem: str) ->
         assert read(tmp_path, text).host("beta").public_key == KEY
         return
     assert any(found.startswith(problem) or problem in found for found in problems_of(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            "workers = 2",
+            'wokers = 2\nroles = ["prompt", "token"]',
+            'host beta: wokers: unknown; did you mean "workers"?',
+        ),
+        ("coordinators", "cordinators", 'cordinators: unknown; did you mean "coordinators"?'),
+        ('name = "beta"', 'nmae = "beta"', 'host beta: nmae: unknown; did you mean "name"?'),
+        ("[[host]]", "[[hosts]]", 'hosts: unknown; did you mean "host"?'),
+        ("workers = 2", "workers = 2\nwokers = 3", 'host beta: wokers: unknown; did you mean "workers"?'),
+    ],
+)
+def test_a_misspelt_key_is_the_only_mistake(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    """Nothing else is said of what seems to be missing because of it."""
+    assert problems_of(tmp_path, GOOD.replace(old, new)) == (problem,)
+
+
+def test_a_misspelt_key_hides_no_other_mistake(tmp_path: Path) -> None:
+    """Its value is checked as that of the key that was meant."""
+    text = GOOD.replace("workers = 2", "wokers = -1").replace('["alpha"]', '["gamma"]')
+    assert problems_of(tmp_path, text) == (
+        'host beta: wokers: unknown; did you mean "workers"?',
+        "host beta: workers: Input should be greater than or equal to 0",
+        "coordinators: host gamma is unknown; known: alpha, beta",
+    )
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:

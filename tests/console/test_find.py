@@ -7,6 +7,9 @@ import pytest
 
 from actorserve import cli
 from actorserve.console.find import NoServerError, find_address
+from actorserve.processes.child import write_settings
+from actorserve.processes.runtime_folder import HOST, SETTINGS, host_text
+from actorserve.settings import HttpSettings, ModelSettings, Settings
 
 
 def serve_in(folder: Path) -> socket.socket:
@@ -29,6 +32,25 @@ def test_the_only_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert find_address(None) == f"ipc://{tmp_path}/actorserve-a/console.sock"
         with serve_in(tmp_path / "actorserve-b"), pytest.raises(NoServerError, match=r"several .*actorserve-a.*-b"):
             find_address(None)
+
+
+def test_several_servers_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line has the option that chooses a server, with the host that it runs, or with its model and port. A folder
+    that does not tell stands alone.
+    """
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    alone, share, silent = (tmp_path / f"actorserve-{name}" for name in "abc")
+    with serve_in(alone), serve_in(share), serve_in(silent):
+        settings = Settings(http=HttpSettings(port=8001), model=ModelSettings(name="a-model"))
+        write_settings(settings, alone / SETTINGS)
+        write_settings(settings, share / SETTINGS)
+        (share / HOST).write_text(host_text("lab", "alpha"), encoding="utf-8")
+        with pytest.raises(NoServerError) as caught:
+            find_address(None)
+    assert str(caught.value) == (
+        f"several servers run on this host; choose one: --runtime-dir {alone} (a-model on port 8001) or "
+        f"--runtime-dir {share} (host alpha of cluster lab) or --runtime-dir {silent}"
+    )
 
 
 def test_a_killed_server_is_not_chosen_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
+from actorserve.console.help import help_text
 from actorserve.console.outcome import Exit
-from actorserve.console.prompt import Names, VerbCompleter, help_text, run_line
+from actorserve.console.prompt import Names, VerbCompleter, run_line
 from actorserve.console.run import Runner
 from actorserve.console.session import Session
 from actorserve.core.operations.verbs import VERBS, Kind

@@ -47,6 +47,11 @@ def test_json_is_one_object_with_its_schema() -> None:
     }
 
 
+def test_json_may_stand_before_the_verb() -> None:
+    """It is the same as after it, and without either there is no JSON."""
+    assert [run(FakeServer(), line)[1][:1] for line in ("--json status", "status --json", "status")] == ["{", "{", "d"]
+
+
 def test_exit_codes_tell_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
     """0 is done, 1 refused, 2 wrong usage, and 3 no answer; the last names the id with which to repeat an act."""
     assert run(FakeServer(), "cordon worker-0")[0] == 0

@@ -1,14 +1,16 @@
 """What runs on one host of a cluster, how it ends, and the mistakes that are found before."""
 
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from actorserve.cli import main
 from actorserve.processes.launch import Placement
+from actorserve.processes.runtime_folder import HOST, folder_of_host, host_text, runtime_folder
 from actorserve.processes.supervision_tree import HostShare, supervision_tree
-from actorserve.settings import Settings
+from actorserve.settings import ClusterSettings, Settings
 from actorserve.wire.curve.key_files import make_key_pair, write_key_file
 from actorserve.wire.trust import Holder, HolderKind
 from tests.cluster.files import THREE_HOSTS, with_keys, write_cluster_file
@@ -111,6 +113,34 @@ def test_a_share_runs_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     with socket.create_server(("127.0.0.2", first + 2)):
         refusal = _refusal(["host", "beta", "--cluster", str(file)], capsys)
     assert f"port {first + 2} on 127.0.0.2 is in use; choose another with kv_port" in refusal
+
+
+def test_a_share_that_runs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A second start says that the host runs already, and in which runtime folder, instead of which port is in use. A
+    host of the same name in another cluster, and a share that has ended, do not count.
+    """
+    first = free_ports(2, ["127.0.0.1"])
+    text = THREE_HOSTS.replace("7000", str(first)).replace("gateways = 1\n", "")
+    with tempfile.TemporaryDirectory(prefix="as-") as short:
+        file, folder = write_cluster_file(Path(short), text), Path(short) / "run"
+        start = ["host", "alpha", "--cluster", str(file)]
+        assert main([*start, "--prepare", str(folder)]) == 0
+        assert folder_of_host(ClusterSettings(runtime_dir=folder), "lab", "alpha") is None
+        kept = (folder / HOST).read_text(encoding="utf-8")
+        with runtime_folder(ClusterSettings(runtime_dir=folder)), socket.create_server(("127.0.0.1", first)):
+            (folder / HOST).write_text(kept, encoding="utf-8")
+            refusal = _refusal([*start, "--runtime-dir", str(folder)], capsys)
+            assert refusal == f"actorserve: host alpha runs already on this machine, with the runtime folder {folder}\n"
+            file.write_text(text.replace('"lab"', '"other"'), encoding="utf-8")
+            assert f"port {first} on 127.0.0.1" in _refusal([*start, "--runtime-dir", str(folder)], capsys)
+
+
+def test_a_share_in_a_fresh_folder_is_found() -> None:
+    """Without a runtime folder in the settings, a share is found among the fresh folders of this user."""
+    with runtime_folder(ClusterSettings()) as folder:
+        (folder / HOST).write_text(host_text("lab-of-a-test", "alpha"), encoding="utf-8")
+        assert folder_of_host(ClusterSettings(), "lab-of-a-test", "alpha") == folder
+        assert folder_of_host(ClusterSettings(), "lab-of-a-test", "beta") is None
 
 
 def test_scaling_by_processes_is_for_one_host(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

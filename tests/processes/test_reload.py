@@ -52,7 +52,7 @@ async def test_all_parts_read_their_files_again(caplog: pytest.LogCaptureFixture
 
 
 def test_a_reload_names_what_stayed_as_it_was() -> None:
-    """``run`` returns the names of the parts that could not be read, so that an operator can be told."""
+    """``run`` returns the names of what was read and of what could not be read, so that an operator can be told."""
 
     def unreadable() -> None:
         raise PermissionError(13, "Permission denied")
@@ -60,7 +60,7 @@ def test_a_reload_names_what_stayed_as_it_was() -> None:
     reloads = Reloads()
     reloads.add("keys", unreadable)
     reloads.add("certificate", lambda: None)
-    assert reloads.run() == ("keys",)
+    assert reloads.run() == (["certificate"], ["keys"])
 
 
 async def test_a_hangup_during_the_start_is_not_lost() -> None:

@@ -70,8 +70,12 @@ class LastingOrders:
         return told + self._apply(list(self._refused.values()), now)
 
     def on_told(self, message: Orders, sender: Peer, now: float) -> list[Effect]:
-        """A follower has kept these of an earlier coordinator."""
-        later = self._kept.merge(message)
+        """A follower has kept these of an earlier coordinator.
+
+        Orders of our own term or a later one are ignored, because we have given those of our term, and no coordinator
+        has given later ones. Otherwise a false follower could tell an order after which none can be given.
+        """
+        later = self._kept.merge(message, self.term)
         news = self._kept.message(later) if later else None
         if news is None:
             return []

@@ -18,6 +18,7 @@ from actorserve.core.migration.pairing import Pairing
 from actorserve.core.operations.verbs import nearest
 
 _MAX: Final = 1e9
+_SHOWN_CHARS: Final = 40  # of a name that a person wrote
 _OF_CLUSTER: Final = ("max_waiting_requests",)
 _OF_PAIRING: Final = ("source_below", "source_until", "destination_above", "rest_s", "max_moves")
 _OF_SCALING: Final = ("scale_out_below", "scale_in_above", "hold_s", "min_workers")
@@ -58,7 +59,8 @@ class LiveSettings:
         setting, text = command.arguments
         owner = self._owners.get(setting)
         if owner is None:
-            return refused(command, f"{setting} cannot be set while the server runs{nearest(setting, self._owners)}")
+            known = nearest(setting, self._owners) or f"; these can: {self._all()}"
+            return refused(command, f"{setting[:_SHOWN_CHARS]} cannot be set while the server runs{known}")
         config, name = owner.get(), setting.partition(".")[2]
         old = getattr(config, name)
         value = _number_like(old, text)
@@ -72,6 +74,14 @@ class LiveSettings:
         if not command.dry_run:
             owner.put(changed)
         return done(command, f"{setting} is {value:g} until the whole server restarts; it was {old:g}")
+
+    def _all(self) -> str:
+        """What can be set, with the section once for its settings, because the text of an answer is short."""
+        names: dict[str, list[str]] = {}
+        for setting in self._owners:
+            section, _, name = setting.partition(".")
+            names.setdefault(section, []).append(name)
+        return ", ".join(f"{section}.{'/'.join(of_section)}" for section, of_section in names.items())
 
     def _on_scale(self, command: Command, now: float, effects: list[Effect]) -> Answer:
         (wanted,) = command.arguments

@@ -13,9 +13,20 @@ from actorserve.core.cluster.questions import Questions
 from actorserve.core.cluster.standing_orders import StandingOrders
 from actorserve.core.cluster.tables import host_of, host_table, state_of, top_table, worker_table
 from actorserve.core.effects import Audit, Effect, Send
-from actorserve.core.messages import ActsDone, Answer, Column, Command, Cordon, InstanceRole, MigrateTo, Outcome, Peer
+from actorserve.core.messages import (
+    LOCAL,
+    ActsDone,
+    Answer,
+    Column,
+    Command,
+    Cordon,
+    InstanceRole,
+    MigrateTo,
+    Outcome,
+    Peer,
+)
 from actorserve.core.operations.event_log import EventLog
-from actorserve.core.operations.process_verbs import do_in_process
+from actorserve.core.operations.process_verbs import READ, do_in_process, reads_keys
 from actorserve.core.operations.results import Results
 from actorserve.core.operations.tables import MAX_CELL_CHARS, key_values, sorted_by
 from actorserve.core.operations.verbs import CALLER_PREFIX, VERBS, nearest, problem_of
@@ -25,7 +36,9 @@ from actorserve.core.placement.instance_view import InstanceView, NewInstance
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Other processes must answer the command first, in this form. ``needs_all``: every one of them."""
+    """Other processes must answer the command first, in this form. ``needs_all``: every one of them. ``LOCAL`` among
+    them is this process, which an effect asks.
+    """
 
     peers: tuple[Peer, ...]
     command: Command
@@ -91,7 +104,7 @@ class Operators:
             "show": self._ask_all,
             "priority": self._ask_all,
             "log-level": self._on_process_verb,
-            "reload-keys": self._on_process_verb,
+            "reload-keys": self._on_reload_keys,
             **dict.fromkeys(CORDONS, self._on_cordon),
             **more,
         }
@@ -122,7 +135,7 @@ class Operators:
             if handled.outcome is Outcome.DONE and not command.dry_run:
                 effects += self.lasting.on_done(command)
             return effects + self._conclude(command, caller, handled, now)
-        effects += [Send(peer, handled.command) for peer in handled.peers]
+        effects += [Send(peer, handled.command) for peer in handled.peers if peer != LOCAL]
         self._questions.ask(command, caller, handled.peers, now, needs_all=handled.needs_all)
         return effects + self._settle(now)
 
@@ -169,6 +182,8 @@ class Operators:
             answer = question.answer()
             if question.command.verb == "show":
                 answer = replace(answer, columns=sorted_by(answer.columns, "ago_s", reverse=True))
+            if question.command.verb == "reload-keys":
+                answer = _keys_read(answer)
             is_known = not question.waits_for  # what a silent process did is not known, so a repeat asks it again
             effects += self._conclude(question.command, question.caller, answer, now, is_known=is_known)
         return effects
@@ -209,6 +224,13 @@ class Operators:
                 return Ask(tuple(others), command, needs_all=True)
         answer = do_in_process(command, effects)
         return answer if answer is not None and not others else Ask(tuple(others), command, needs_all=True)
+
+    def _on_reload_keys(self, command: Command, now: float, effects: list[Effect]) -> Answer | Ask:
+        others = (*self.gateways, *self._fleet.instances)
+        if command.dry_run:
+            return done(command, f"{len(others) + 1} process(es) read the files of keys again")
+        reads_keys(command, LOCAL, effects)
+        return Ask((LOCAL, *others), command, needs_all=True)
 
     def _on_requests(self, command: Command, now: float, effects: list[Effect]) -> Answer | Ask:
         if command.arguments and not self._workers(command.arguments[0]):
@@ -316,6 +338,13 @@ def done(command: Command, text: str = "", columns: tuple[Column, ...] = ()) -> 
 
 def refused(command: Command, why: str) -> Answer:
     return Answer(command.command_id, Outcome.REFUSED, _short(why))
+
+
+def _keys_read(answer: Answer) -> Answer:
+    """One line of what all processes together have read, instead of a line for every process."""
+    names = dict.fromkeys(name for column in answer.columns if column.name == READ for name in column.texts)
+    said = f"read again: {', '.join(names)}" if names else "no file of keys was read"
+    return replace(answer, text=_short(f"{answer.text}; {said}" if answer.text else said), columns=())
 
 
 def _short(text: str) -> str:

@@ -28,9 +28,9 @@ class Question:
         """The answer that the answers so far make together."""
         done = [answer for _, answer in self.answers if answer.outcome is Outcome.DONE]
         refused = [(peer, answer) for peer, answer in self.answers if answer.outcome is Outcome.REFUSED]
-        silent = [f"{peer.name} has not answered" for peer in self.waits_for]
+        silent = [f"{_name(peer)} has not answered" for peer in self.waits_for]
         if self.needs_all:
-            texts = [f"{peer.name}: {answer.text}" for peer, answer in refused] + silent
+            texts = [f"{_name(peer)}: {answer.text}" for peer, answer in refused] + silent
             outcome = Outcome.DONE if done and not refused else Outcome.REFUSED
             texts = _once(answer.text for answer in done if answer.text) + texts
         elif done:
@@ -49,7 +49,7 @@ class Question:
         """A process's table, with the process's name in a last column."""
         if not answer.columns:
             return ()
-        return (*answer.columns, text_column("process", [peer.name] * num_rows(answer.columns)))
+        return (*answer.columns, text_column("process", [_name(peer)] * num_rows(answer.columns)))
 
 
 class Questions:
@@ -95,6 +95,11 @@ class Questions:
 
     def next_deadline(self) -> float | None:
         return min((question.until_s for question in self._open.values()), default=None)
+
+
+def _name(peer: Peer) -> str:
+    """The process's name. The coordinator itself may be among those that are asked."""
+    return peer.name or "the coordinator"
 
 
 def _once(texts: Iterable[str]) -> list[str]:

@@ -6,7 +6,7 @@ from actorserve.core.effects import Effect, Send
 from actorserve.core.gateway.session import Session, SessionStage
 from actorserve.core.messages import Answer, Column, Command, Outcome, Peer
 from actorserve.core.operations.kept_orders import KeptOrders
-from actorserve.core.operations.process_verbs import do_in_process
+from actorserve.core.operations.process_verbs import do_in_process, reads_keys
 from actorserve.core.operations.request_log import RequestLog
 from actorserve.core.operations.results import Results
 from actorserve.core.operations.tables import integer_column, number_column, text_column
@@ -41,6 +41,8 @@ class GatewayOperators:
         """Answer a command of the coordinator."""
         answer = self._results.get(command.command_id)
         if answer is None:
+            if reads_keys(command, sender, effects):
+                return
             answer = self._answer(command, now, effects)
             if command.verb in VERBS and VERBS[command.verb].acts and not command.dry_run:
                 self._results.add(answer)

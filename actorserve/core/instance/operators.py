@@ -4,7 +4,7 @@ from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.messages import Answer, Command, Orders, Outcome, Peer
 from actorserve.core.migration.source import MigrationSource
 from actorserve.core.operations.kept_orders import KeptOrders
-from actorserve.core.operations.process_verbs import do_in_process
+from actorserve.core.operations.process_verbs import do_in_process, reads_keys
 from actorserve.core.operations.request_log import RequestLog
 from actorserve.core.operations.results import Results
 from actorserve.core.operations.verbs import VERBS, problem_of
@@ -41,6 +41,8 @@ class InstanceOperators:
             return False
         answer = self._results.get(command.command_id)
         if answer is None:
+            if reads_keys(command, sender, self._parts.effects):
+                return True
             answer = self._answer(command, now)
             if command.verb in VERBS and VERBS[command.verb].acts and not command.dry_run:
                 self._results.add(answer)

@@ -25,23 +25,21 @@ class KeptOrders:
         self._orders: dict[tuple[str, str], Order] = {}
 
     def add(self, verb: str, subject: str, value: str, term: int) -> Orders:
-        """Keep an order that is given now, in ``term``. Returns what other processes have to keep."""
-        kept = self._orders.values()
-        order = Order(
-            max([term, *(order.term for order in kept)]),
-            max([order.number for order in kept], default=0) + 1,
-            verb,
-            subject,
-            value,
-        )
+        """Keep an order that is given now, in ``term``, which is the last one. Returns what other processes have to
+        keep.
+        """
+        number = max([order.number for order in self._orders.values() if order.term == term], default=0) + 1
+        order = Order(term, number, verb, subject, value)
         self._put(order)
         return _message([order])
 
-    def merge(self, message: Orders) -> list[Order]:
-        """Keep the orders of ``message`` that are later than ours. Returns these, the earliest first."""
+    def merge(self, message: Orders, before_term: int = _MAX_NUMBER) -> list[Order]:
+        """Keep the orders of ``message`` that are later than ours, and were given before the term ``before_term``.
+        Returns these, the earliest first.
+        """
         columns = (message.terms, message.numbers, message.verbs, message.subjects, message.values)
         told = sorted(Order(*row) for row in zip(*columns, strict=True))
-        return [order for order in told if max(order.term, order.number) < _MAX_NUMBER and self._put(order)]
+        return [order for order in told if order.term < before_term and order.number < _MAX_NUMBER and self._put(order)]
 
     def of_verb(self, verb: str) -> dict[str, str]:
         """The values of the orders with this verb, by subject."""

@@ -213,6 +213,19 @@ def test_orders_of_strangers_and_of_other_versions_change_nothing() -> None:
     assert coordinator.state.scaling.target is None
 
 
+def test_orders_can_be_given_after_any_that_a_false_follower_tells() -> None:
+    """Numbers of earlier terms do not count in ours, and orders of our term or of a later one are ignored."""
+    last = 2**62 - 1
+    kept = KeptOrders()
+    coordinator = _serving(20, A)
+    for term in (11, 20, 21, last):
+        coordinator.handle(Orders(("set",), ("migration.rest_s",), ("9",), (term,), (last,)), 1.0, A)
+    for value in ("2", "3"):
+        orders = _orders(_order(coordinator, "set", "migration.rest_s", value), GATEWAY)
+        assert [order.value for order in kept.merge(orders)] == [value]
+    assert coordinator.state.settings_set == {"migration.rest_s": "3"}
+
+
 def test_the_orders_that_are_kept_are_limited_in_number() -> None:
     """A process that is told more keeps those that it has, and their changes."""
     kept = KeptOrders()

@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from actorserve.core.cluster.scaling import ScalingConfig
-from actorserve.core.effects import Audit, Effect, Send, SetLogLevel, StartWorker
+from actorserve.core.effects import Audit, Effect, ReloadKeys, Send, SetLogLevel, StartWorker
 from actorserve.core.messages import (
+    LOCAL,
     ActsDone,
     Answer,
     Column,
@@ -22,6 +23,7 @@ from actorserve.core.messages import (
     Tick,
 )
 from actorserve.core.migration.pairing import PairingConfig
+from actorserve.core.operations.process_verbs import keys_answer
 from actorserve.core.operations.tables import rows
 from tests.core.harness.coordinator import A, B, Coordinator, placements
 from tests.core.harness.fleets import GATEWAY
@@ -317,6 +319,20 @@ def test_policies_are_set_within_their_rules() -> None:
     assert coordinator.state.pairing.config.source_below == 5.0
 
 
+def test_a_setting_that_is_near_no_other_is_refused_with_all_that_can_be_set() -> None:
+    """However long it is, the text holds all names. What is switched off cannot be set."""
+    coordinator = Coordinator(A, scaling=ScalingConfig(max_workers=3), migration=PairingConfig())
+    for setting in ("nope", "x" * 256):
+        text = answer(ask(coordinator, "set", setting, "1", command_id=setting)).text
+        assert text == (
+            f"{setting[:40]} cannot be set while the server runs; these can: cluster.max_waiting_requests, "
+            "migration.source_below/source_until/destination_above/rest_s/max_moves, "
+            "scaling.scale_out_below/scale_in_above/hold_s/min_workers"
+        )
+    off = answer(ask(Coordinator(A, migration=None), "set", "nope", "1")).text
+    assert off.endswith("these can: cluster.max_waiting_requests")
+
+
 def test_scale_runs_as_many_workers_as_the_operator_wants() -> None:
     """Missing ones are started at once, one too many is drained, and ``auto`` leaves the number to the load."""
     coordinator = Coordinator(A, B, scaling=ScalingConfig(max_workers=4, hold_s=1000.0))
@@ -333,6 +349,34 @@ def test_scale_runs_as_many_workers_as_the_operator_wants() -> None:
     assert sent(coordinator.handle(Tick(), 4.0), A, B, three) == [Drain()]
     fixed = answer(ask(cluster(), "scale", "3"))
     assert fixed.text == "the number of workers is fixed, because scaling.max_workers is not set"
+
+
+def test_reloaded_keys_are_told_in_one_line() -> None:
+    """All processes are asked, the coordinator's own shell by an effect, and a name is told once."""
+    coordinator = cluster()
+    effects = ask(coordinator, "reload-keys")
+    assert ReloadKeys(LOCAL, "1") in effects
+    assert sent(effects, A, B, GATEWAY) == [Command("1", "reload-keys")] * 3
+    for peer, read in ((None, ["keys"]), (A, []), (B, ["keys"])):
+        assert coordinator.handle(keys_answer("1", read, []), 0.1, peer) == []
+    read_all = answer(coordinator.handle(keys_answer("1", ["keys", "API keys"], []), 0.1, GATEWAY))
+    assert (read_all.outcome, read_all.text, read_all.columns) == (Outcome.DONE, "read again: keys, API keys", ())
+
+
+def test_keys_that_could_not_be_read_are_told_with_their_process() -> None:
+    """The act is refused then, and the line tells what was read all the same. A dry run asks no process."""
+    coordinator = cluster()
+    dry = answer(ask(coordinator, "reload-keys", command_id="dry", dry_run=True))
+    assert dry.text == "would do: 4 process(es) read the files of keys again"
+    ask(coordinator, "reload-keys")
+    coordinator.handle(keys_answer("1", [], ["keys"]), 0.1)
+    coordinator.handle(keys_answer("1", ["keys"], ["API keys"]), 0.1, GATEWAY)
+    for peer in (A, B):
+        effects = coordinator.handle(keys_answer("1", [], []), 0.1, peer)
+    failed = answer(effects)
+    because = "stayed as before, because of what the log says"
+    assert failed.outcome is Outcome.REFUSED
+    assert failed.text == f"the coordinator: keys {because}; gateway-0: API keys {because}; read again: keys"
 
 
 def test_log_levels_reach_every_process_or_one() -> None:

@@ -1,6 +1,6 @@
 """Operators' commands at an instance's core: cordons, moves of single requests, priorities and what it remembers."""
 
-from actorserve.core.effects import Drained, Effect, Meet, Send, SetLogLevel
+from actorserve.core.effects import Drained, Effect, Meet, ReloadKeys, Send, SetLogLevel
 from actorserve.core.messages import (
     Answer,
     Command,
@@ -108,6 +108,13 @@ def test_the_log_level_is_an_effect() -> None:
     instance = commanded()
     assert SetLogLevel("debug") in ask(instance, "log-level", "debug")
     assert answer(ask(instance, "log-level", "loud", command_id="2")).outcome is Outcome.REFUSED
+
+
+def test_the_actor_answers_what_keys_were_read() -> None:
+    """The core only passes the coordinator's command on, and answers a dry run itself."""
+    instance = commanded()
+    assert ask(instance, "reload-keys") == [ReloadKeys(COORDINATOR, "1")]
+    assert answer(ask(instance, "reload-keys", command_id="2", dry_run=True)).outcome is Outcome.DONE
 
 
 def test_an_instance_remembers_admissions_and_preemptions() -> None:
