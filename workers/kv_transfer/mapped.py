@@ -8,7 +8,7 @@ from workers.kv.shared_memory import attach
 from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Follower, Pace
-from workers.kv_transfer.parts import parts_of
+from workers.kv_transfer.shared_pool import SharedPool
 
 _STRIDE_BYTES = 256 * 2**10  # to copy between two calls of ``pace``
 
@@ -25,7 +25,7 @@ class MappedPool:
             raise TransferError(str(error)) from None
         self._source = view(memory, num_blocks, pools.shape, on_host=on_host)
         self._pools = pools
-        self._follower = follower
+        self._shared = SharedPool(num_blocks, pools, follower, _STRIDE_BYTES)
 
     def read(
         self,
@@ -38,18 +38,8 @@ class MappedPool:
         into_host: bool = False,
     ) -> None:
         pool = self._pools.pool(on_host=into_host)
-        source_blocks = ticket.blocks[num_skipped:]
-        if any(not 0 <= block < len(self._source) for block in source_blocks):
-            raise TransferError(f"the ticket names blocks beyond the pool's {len(self._source)}")
-        pieces, piece_bytes = self._pools.shape
-        stride = max(1, _STRIDE_BYTES // self._pools.block_bytes)
-        if ticket.by_layer:
-            stride *= self._pools.num_layers
-        for part in parts_of(ticket, num_skipped, stride, pieces, self._pools.num_layers):
-            self._follower.wait_for(part, cancellation)
-            pace(part.num_bytes(piece_bytes))
-            these, those = blocks[part.begin : part.end], source_blocks[part.begin : part.end]
-            pool.write(these, self._source[:, part.pieces], those, part.pieces)
+        for copy in self._shared.copies(ticket, num_skipped, blocks, pace, cancellation):
+            pool.write(copy.target, self._source[:, copy.pieces], copy.source, copy.pieces)
 
     def close(self) -> None:
         self._source = self._source[:0].copy()

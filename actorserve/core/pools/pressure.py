@@ -25,7 +25,7 @@ WINDOW_S: Final = 10.0
 
 BUSY: Final = 0.8
 FULL: Final = 0.7  # of memory; what prompts reserve comes and goes by much more than what tokens take
-_LEAST_SEEN_S: Final = 1.0
+_LEAST_SEEN_S: Final = 1.0  # because the first prompt in less time would say nothing of the rate
 EASY: Final = 0.8
 """A pool that is less pressed bears its load easily."""
 

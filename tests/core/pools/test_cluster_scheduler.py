@@ -92,7 +92,7 @@ def test_a_mixed_instance_keeps_its_requests() -> None:
 
 
 def test_an_empty_queue_takes_a_prompt_of_any_length() -> None:
-    """The limit is on the queue, so a prompt that is longer than the limit does not draft anyone."""
+    """The limit is on the queue, so a prompt that is longer than the limit drafts no instance."""
     cluster = Cluster(instance("p", PROMPT), instance("t", TOKEN))
     assert cluster.place(400) == ("p", "t")
 
