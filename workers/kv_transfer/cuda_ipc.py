@@ -6,8 +6,7 @@ from actorserve.core.messages import KVTicket
 from workers.kv.pools import KVPools
 from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.cuda import CudaBlocks
-from workers.kv_transfer.links import Follower, Pace
-from workers.kv_transfer.shared_pool import SharedPool
+from workers.kv_transfer.links import Follower, Pace, SharedPool
 
 _STRIDE_BYTES = 4 * 2**20  # to copy between two calls of ``pace``
 

@@ -1,15 +1,17 @@
-"""The protocol of every way to read another worker's KV."""
+"""The protocol of every way to read another worker's KV, and what they share."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from actorserve.core.messages import KVTicket
 from workers.kv.layer_progress import Seen, SeenProgress, wait_until
+from workers.kv.pools import KVPools
 from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.errors import TransferError
-from workers.kv_transfer.parts import Part
+from workers.kv_transfer.parts import Part, parts_of
 
 Pace = Callable[[int], None]
 """Called with a number of bytes before they are copied; returns when they may be copied. Raises: TransferError if the
@@ -63,6 +65,47 @@ class Follower:
             wait_until(self._progress, part.least, cancellation.check)
         except (ValueError, TimeoutError) as error:
             raise TransferError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy the ``pieces`` of the source's blocks ``source`` into the reader's blocks ``target``."""
+
+    target: Sequence[int]
+    source: Sequence[int]
+    pieces: slice
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPool:
+    """A pool of ``num_blocks`` blocks of another process that lies open to this worker, in this host's memory or on one
+    of its GPUs. This worker reads it into ``pools``. A copy has about ``stride_bytes``, so that a read can be paced and
+    cancelled.
+    """
+
+    num_blocks: int
+    pools: KVPools
+    follower: Follower
+    stride_bytes: int
+
+    def copies(
+        self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, cancellation: Cancellation
+    ) -> Iterator[Copy]:
+        """The copies of a read (``Link.read``), each when the source has written what it copies.
+
+        Raises: TransferError.
+        """
+        source_blocks = ticket.blocks[num_skipped:]
+        if any(not 0 <= block < self.num_blocks for block in source_blocks):
+            raise TransferError(f"the ticket names blocks beyond the pool's {self.num_blocks}")
+        num_pieces, piece_bytes = self.pools.shape
+        per_copy = max(1, self.stride_bytes // self.pools.block_bytes)
+        if ticket.by_layer:
+            per_copy *= self.pools.num_layers
+        for part in parts_of(ticket, num_skipped, per_copy, num_pieces, self.pools.num_layers):
+            self.follower.wait_for(part, cancellation)
+            pace(part.num_bytes(piece_bytes))
+            yield Copy(blocks[part.begin : part.end], source_blocks[part.begin : part.end], part.pieces)
 
 
 def this_host() -> str:

@@ -7,8 +7,7 @@ from workers.kv.pools import KVPools, view
 from workers.kv.shared_memory import attach
 from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.errors import TransferError
-from workers.kv_transfer.links import Follower, Pace
-from workers.kv_transfer.shared_pool import SharedPool
+from workers.kv_transfer.links import Follower, Pace, SharedPool
 
 _STRIDE_BYTES = 256 * 2**10  # to copy between two calls of ``pace``
 
