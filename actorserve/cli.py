@@ -57,7 +57,13 @@ def _power_main(arguments: Sequence[str]) -> int:
 def _console_main(arguments: Sequence[str]) -> int:
     with _ends_quietly():
         from actorserve.programs.console import main
-    return main(arguments)
+    try:
+        status = main(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # because Python flushes it once more
+        return EXIT_FAILED
+    return status
 
 
 def _command_main(arguments: Sequence[str]) -> int:

@@ -40,6 +40,16 @@ def one_line_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str
     return said.err
 
 
+def test_output_whose_reader_has_ended_is_no_error() -> None:
+    """``actorserve console help | head -1`` prints no traceback, whenever ``head`` ends."""
+    command = [sys.executable, "-P", "-m", "actorserve", "console", "help"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as out:
+        done = subprocess.run(command, check=False, stdout=out, stderr=subprocess.PIPE, text=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Serving on a port in use ends with one line, at once."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
