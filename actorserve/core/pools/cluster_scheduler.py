@@ -113,7 +113,7 @@ class ClusterScheduler:
 
     def _may_wait(self, place: Place, num_waiting_tokens: int) -> bool:
         """Whether the cluster's line is within the limit of the queues, together, of the prompt instances that could
-        hold the request. Without such an instance, the request would wait in vain.
+        hold the request. Without such an instance, no prompt instance would ever take the request from the line.
         """
         num_prompts = self._fleet.num_that_hold(place, InstanceRole.PROMPT)
         return num_prompts > 0 and num_waiting_tokens <= num_prompts * self._config.max_pending_tokens
