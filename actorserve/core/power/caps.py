@@ -6,12 +6,13 @@ follow from the budgets. All devices descend one staircase, and a budget asks fo
 1. devices without an instance, to their least power;
 2. those of token instances, to the knee: the lowest cap under which tokens still come as fast as they must;
 3. those of mixed instances, to the same knee;
-4. those of prompt instances, to the cap under which prompts take as many times as long as tokens at their knee;
-5. all of them to their least power, so that prompts and tokens take the same number of times longer.
+4. those of prompt instances, to a knee as well: the lowest cap under which prompts take only a little longer;
+5. all of them to their least power, so that both phases take the same number of times as long as at their knees.
 
-The last stages treat both phases alike, because a pool that is slowed more than the other one holds up all requests,
-and watts of the pool that waits for it are wasted. A prompt's time grows less than a token's where both have the same
-cap below the knee, so equal caps would waste some.
+Prompts go first in the last two stages, because tokens at their knee are at the limit that users were promised. They go
+only a little further, because a pool that is slowed much more than the other one holds up all requests, and watts of
+the pool that waits for it are wasted. A prompt's time grows less than a token's where both have the same cap below the
+knee, so equal caps would waste some.
 
 Within a stage the devices go down together, by the same part of the stage's way. A host's devices stand at least as low
 as its own budget asks, and all hosts at least as low as the cluster's. So watts that token instances free go to prompt

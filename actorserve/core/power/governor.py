@@ -14,7 +14,8 @@
 - **Heat frees watts.** What a device cannot use, because heat slows it down or because it keeps to a lower limit than
   it was set to, goes to others.
 - **No cap flaps.** Small changes wait until they matter, and a cap that was lowered is not raised for ``hold_s``,
-  except after a change of a budget.
+  except after a change of a budget. Tokens that could take longer keep their watts until that has been so for
+  ``hold_s``, because a batch that grows again could not get them back at once.
 - **A new governor waits.** Caps that it finds are another coordinator's, from which it takes over. It learns what the
   instances do, and which budgets operators have ordered, after it learns of the devices. So for ``_SETTLE_S`` it
   changes no caps of theirs but those that pass a budget.
@@ -26,14 +27,15 @@ the next report (``CONTROL_PERIOD_S``).
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from math import ceil, floor, inf, log
+from math import ceil, floor, inf
 from typing import Final, NamedTuple
 
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import DevicePower, InstanceRole, Peer, PowerReport, SetPowerCaps
-from actorserve.core.power.caps import NUM_STEPS, Staircase, meet_budgets
-from actorserve.core.power.curves import CURVES, PhaseCurves, PowerCurve
+from actorserve.core.power.caps import Staircase, meet_budgets
+from actorserve.core.power.curves import CURVES, PhaseCurves
 from actorserve.core.power.feed import FeedWatch
+from actorserve.core.power.slack import PROMPT_SLOWDOWN, Knees, Slack
 
 PERIOD_S: Final = 0.25
 CONTROL_PERIOD_S: Final = 1.0
@@ -47,9 +49,6 @@ _ROUNDING_WATTS: Final = 1e-6
 _DEADBAND_WATTS: Final = 5.0  # smaller changes wait until a budget needs them
 _SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
 _MUCH_WATTS: Final = 1e9
-_SLOWDOWN_STEP: Final = 1.1
-_MOST_SLOWDOWN: Final = 100.0
-_SLOWER_STEP: Final = 1.15  # how much longer both phases take after each step of the last stage
 _ORDER: Final = (InstanceRole.PROMPT, InstanceRole.MIXED, InstanceRole.TOKEN, None)  # in which caps are raised
 
 
@@ -99,6 +98,7 @@ class _Device:
     ceiling_until_s: float = 0.0
     disobeyed_until_s: float = 0.0
     is_gone: bool = False
+    slack: Slack = field(default_factory=Slack)
 
     def cap_watts(self) -> float:
         """The cap that was read back. A device that does not tell its cap may take its usual power."""
@@ -158,8 +158,7 @@ class PowerGovernor:
         self.budget_watts = config.budget_watts
         self.budget_watts_of: dict[str, float] = dict(config.budget_watts_of)
         self._config = config
-        self._curves = config.curves
-        self._fractions: dict[tuple[bool, float], tuple[float, ...]] = {}
+        self._knees = Knees(config.curves)
         self._hosts: dict[str, _Host] = {}
         self._feeds: dict[str, FeedWatch] = {}  # by host; the cluster's has an empty name
         self._said: set[tuple[str, float, int]] = set()  # infeasible budgets: the host, the budget, the least watts
@@ -309,27 +308,12 @@ class PowerGovernor:
         if use is None:
             return Staircase(key.host, None, top, least, least)
         usual = device.power.usual_watts
-        knee, *slower = self._fractions_of(use.role is InstanceRole.PROMPT, self._slowdown(use))
+        is_prompt = use.role is InstanceRole.PROMPT
+        config = self._config
+        slowdown = device.slack.update(use.tpot_s, config.tpot_target_s, config.hold_s, now)
+        knee, *slower = self._knees.fractions(PROMPT_SLOWDOWN if is_prompt else slowdown, is_prompt=is_prompt)
         slower_watts = tuple([usual * fraction for fraction in slower])
         return Staircase(key.host, use.role, top, max(least, usual * knee), least, slower_watts)
-
-    def _fractions_of(self, is_prompt: bool, slowdown: float) -> tuple[float, ...]:
-        """The caps, as fractions of full power, under which the phase takes ``slowdown`` times as long, and longer by
-        each step of the last stage. A mixed instance goes by its tokens.
-        """
-        found = self._fractions.get((is_prompt, slowdown))
-        if found is None:
-            curve: PowerCurve = self._curves.prompt if is_prompt else self._curves.token
-            found = tuple([curve.least_fraction(slowdown * _SLOWER_STEP**number) for number in range(NUM_STEPS)])
-            self._fractions[is_prompt, slowdown] = found
-        return found
-
-    def _slowdown(self, use: Use) -> float:
-        """How many times as long its tokens may take. It is a step of a ladder, so that it seldom changes."""
-        if not use.tpot_s or self._config.tpot_target_s <= use.tpot_s:
-            return 1.0
-        steps = floor(log(min(_MOST_SLOWDOWN, self._config.tpot_target_s / use.tpot_s)) / log(_SLOWDOWN_STEP))
-        return float(_SLOWDOWN_STEP**steps)
 
     def _trimmed(self, host: str, budget: float, ids: list[DeviceId], now: float) -> float:
         """The budget for caps, less what was drawn beyond it although the caps were in force."""
