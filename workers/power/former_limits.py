@@ -47,7 +47,7 @@ class FormerLimits:
             return {str(device): _watts(watts) for device, watts in kept["watts"].items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
             _log.warning("%s is damaged, so former power limits are not known: %r", self._file, error)
             return {}
 

@@ -45,6 +45,7 @@ _SETTLE_S: Final = 2.0
 _DISOBEYED_S: Final = 30.0  # a device that does not do what it is told is tried again after this time
 _LIMITED_S: Final = 300.0  # how long a limit that a device keeps to by itself counts as one that it cannot pass
 _THROTTLED_S: Final = 10.0  # how long a device counts as too hot after it last said so
+_CEILING_NOISE: Final = 0.1  # the part of its ceiling by which a device may draw less without lowering it
 _ROUNDING_WATTS: Final = 1e-6
 _DEADBAND_WATTS: Final = 5.0  # smaller changes wait until a budget needs them
 _SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
@@ -264,9 +265,11 @@ class PowerGovernor:
             device.ceiling_watts = None
 
     def _set_ceiling(self, device: _Device, watts: float, until_s: float) -> None:
-        """A ceiling does not rise while it lasts, nor does it fall by little."""
+        """A ceiling does not rise while it lasts, nor does it fall by little: noise in the draw would lower it more and
+        more, because the device draws no more than its cap.
+        """
         old = device.ceiling_watts
-        if old is None or watts < old - _DEADBAND_WATTS:
+        if old is None or watts < old * (1.0 - _CEILING_NOISE):
             device.ceiling_watts = ceil(watts)
         device.ceiling_until_s = max(until_s, device.ceiling_until_s)
 

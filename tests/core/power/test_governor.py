@@ -207,6 +207,19 @@ def test_heat_gives_watts_to_others() -> None:
     assert (plant.cap("p0"), plant.cap("p1")) == (650.0, 650.0)
 
 
+def test_noise_in_the_draw_of_a_hot_device_does_not_lower_its_cap_more_and_more() -> None:
+    """A device that heat slows down keeps about what it drew at first, although it never draws more than its cap."""
+    plant = equal_pools(2, budget=2000.0)
+    plant.run(6.0)
+    hot = DeviceId("a", "p0")
+    plant.devices[hot] = replace(plant.devices[hot], is_throttled=True, draw_watts=500.0)
+    for second in range(20):
+        draw = (plant.cap("p0") if second else 500.0) * (0.97 if second % 2 else 0.99)
+        plant.devices[hot] = replace(plant.devices[hot], draw_watts=draw)
+        plant.run(1.0)
+    assert plant.cap("p0") == 495.0
+
+
 def test_a_limit_of_the_device_itself_gives_watts_to_others() -> None:
     """A device that keeps to a lower limit than the one that was set does not hold watts that it cannot use."""
     plant = equal_pools(2, budget=2000.0)

@@ -76,7 +76,15 @@ def test_limits_of_an_earlier_boot_are_forgotten(loaded_driver: FakeDriver, tmp_
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", *(f'{{"boot_id": "x", "watts": {{"GPU-0": {w}}}}}' for w in ('"many"', "NaN", "Infinity", "-1"))],
+    [
+        "",
+        "{",
+        "[]",
+        *(
+            f'{{"boot_id": "x", "watts": {{"GPU-0": {w}}}}}'
+            for w in ('"many"', "NaN", "Infinity", "-1", f"1{400 * '0'}")
+        ),
+    ],
 )
 def test_a_damaged_file_is_told_and_ignored(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A file that cannot be understood stops nothing."""
