@@ -20,7 +20,7 @@ class PoolsConfig:
     """
 
     max_pending_tokens: int = MAX_PENDING_TOKENS
-    hold_s: float = 2.0
+    hold_s: float = 10.0
     across_kinds: bool = False
     follow_load: bool = False
     tpot_target_s: float = inf
