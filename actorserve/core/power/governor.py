@@ -45,7 +45,7 @@ _SETTLE_S: Final = 2.0
 _DISOBEYED_S: Final = 30.0  # a device that does not do what it is told is tried again after this time
 _LIMITED_S: Final = 300.0  # how long a limit that a device keeps to by itself counts as one that it cannot pass
 _THROTTLED_S: Final = 10.0  # how long a device counts as too hot after it last said so
-_CEILING_NOISE: Final = 0.1  # the part of its ceiling by which a device may draw less without lowering it
+_DRAW_NOISE: Final = 0.1  # the part of its draw that a hot device may draw less without a lower ceiling
 _ROUNDING_WATTS: Final = 1e-6
 _DEADBAND_WATTS: Final = 5.0  # smaller changes wait until a budget needs them
 _SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
@@ -260,16 +260,17 @@ class PowerGovernor:
         if power.enforced_watts is not None and power.enforced_watts < device.cap_watts() - _SAME_WATTS:
             self._set_ceiling(device, power.enforced_watts, now + _LIMITED_S)
         if power.is_throttled and power.draw_watts is not None:
-            self._set_ceiling(device, power.draw_watts, now + _THROTTLED_S)
+            # It draws no more than its cap, so noise would lower a ceiling again and again.
+            self._set_ceiling(device, power.draw_watts, now + _THROTTLED_S, _DRAW_NOISE * power.draw_watts)
         if device.ceiling_watts is not None and now >= device.ceiling_until_s:
             device.ceiling_watts = None
 
-    def _set_ceiling(self, device: _Device, watts: float, until_s: float) -> None:
-        """A ceiling does not rise while it lasts, nor does it fall by little: noise in the draw would lower it more and
-        more, because the device draws no more than its cap.
-        """
+    def _set_ceiling(
+        self, device: _Device, watts: float, until_s: float, little_watts: float = _DEADBAND_WATTS
+    ) -> None:
+        """A ceiling does not rise while it lasts, nor does it fall by ``little_watts``."""
         old = device.ceiling_watts
-        if old is None or watts < old * (1.0 - _CEILING_NOISE):
+        if old is None or watts < old - little_watts:
             device.ceiling_watts = ceil(watts)
         device.ceiling_until_s = max(until_s, device.ceiling_until_s)
 
@@ -311,10 +312,11 @@ class PowerGovernor:
         if use is None:
             return Staircase(key.host, None, top, least, least)
         usual = device.power.usual_watts
-        is_prompt = use.role is InstanceRole.PROMPT
-        config = self._config
-        slowdown = device.slack.update(use.tpot_s, config.tpot_target_s, config.hold_s, now)
-        knee, *slower = self._knees.fractions(PROMPT_SLOWDOWN if is_prompt else slowdown, is_prompt=is_prompt)
+        if use.role is InstanceRole.PROMPT:
+            knee, *slower = self._knees.fractions(PROMPT_SLOWDOWN, is_prompt=True)
+        else:
+            slowdown = device.slack.update(use.tpot_s, self._config.tpot_target_s, self._config.hold_s, now)
+            knee, *slower = self._knees.fractions(slowdown, is_prompt=False)
         slower_watts = tuple([usual * fraction for fraction in slower])
         return Staircase(key.host, use.role, top, max(least, usual * knee), least, slower_watts)
 

@@ -23,8 +23,8 @@ class Slack:
     """
 
     slowdown: float | None = None
-    _least: float = inf  # that would have done since then
     _since_s: float = 0.0
+    _least: float = inf  # that would have done since ``_since_s``
 
     def update(self, tpot_s: float | None, target_s: float, hold_s: float, now: float) -> float:
         """The slowdown that counts, by the time of a token at full power (None: not known)."""

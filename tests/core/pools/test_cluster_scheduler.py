@@ -116,6 +116,23 @@ def test_the_least_loaded_token_instance_is_drafted_for_prompts() -> None:
     assert cluster.pool("t2") is TOKEN
 
 
+def test_bursts_some_seconds_apart_go_to_the_same_helper() -> None:
+    """By default a drafted instance stays so long that prompts of the next burst disturb the tokens of no other one, even
+    of one that has fewer by then.
+    """
+    cluster = Cluster(
+        instance("p", PROMPT, pending_prompt_tokens=99),
+        instance("t1", TOKEN, virtual_usage_bytes=100),
+        instance("t2", TOKEN),
+        config=PoolsConfig(max_pending_tokens=100),
+    )
+    assert cluster.place(50) == ("t2", None)
+    cluster.report("t2", now=5.0, running=2, num_decoding=2, used=500)
+    assert cluster.place(50, now=5.0) == ("t2", None)
+    cluster.report("t2", now=16.0, running=2, num_decoding=2)
+    assert cluster.pool("t2") is TOKEN
+
+
 def test_with_late_binding_prompts_wait_before_an_instance_is_drafted() -> None:
     """Both prompt instances have a full queue. The cluster's line may have as many tokens as their queues together."""
     prompts = [instance(name, PROMPT, num_waiting=2) for name in ("p1", "p2")]

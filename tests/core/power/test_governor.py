@@ -228,6 +228,9 @@ def test_a_limit_of_the_device_itself_gives_watts_to_others() -> None:
     plant.devices[key] = replace(plant.devices[key], enforced_watts=450.0)
     plant.run(10.0)
     assert (plant.cap("p0"), plant.cap("p1")) == (450.0, 700.0)
+    plant.devices[key] = replace(plant.devices[key], enforced_watts=430.0)
+    plant.run(10.0)
+    assert plant.cap("p0") == 430.0
 
 
 def test_a_feed_over_its_budget_lowers_caps() -> None:
