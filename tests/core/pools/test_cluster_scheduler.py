@@ -117,8 +117,8 @@ def test_the_least_loaded_token_instance_is_drafted_for_prompts() -> None:
 
 
 def test_bursts_some_seconds_apart_go_to_the_same_helper() -> None:
-    """By default a drafted instance stays so long that prompts of the next burst disturb the tokens of no other one, even
-    of one that has fewer by then.
+    """By default a drafted instance stays so long that the next burst of prompts goes there as well, and not to another
+    one that has fewer tokens by then.
     """
     cluster = Cluster(
         instance("p", PROMPT, pending_prompt_tokens=99),
