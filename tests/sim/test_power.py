@@ -61,10 +61,13 @@ def test_a_cap_counts_for_the_time_that_it_is_set() -> None:
 
 
 def test_assumptions_replace_the_curves() -> None:
-    """The draw of tokens, and how much longer they take at half power, are what a sweep varies."""
+    """The draw of tokens, and how much longer both phases take at half power, are what a sweep varies."""
     swept = machine(0.5, curves="h100", token_draw=0.9, slowdown_at_half=1.3)
     assert swept.decode_factor == pytest.approx(1.3)
     assert machine(curves="h100", token_draw=0.9).watts(0) == pytest.approx(900.0)
+    slower = machine(0.5, curves="h100", prompt_slowdown_at_half=1.3)
+    assert slower.prefill_factor == pytest.approx(1.3)
+    assert slower.decode_factor == machine(0.5, curves="h100").decode_factor
 
 
 def test_a_capped_machine_takes_longer_and_less() -> None:

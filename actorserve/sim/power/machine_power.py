@@ -21,6 +21,7 @@ BLOOM-176B on 8 A100, one prompt of 128 to 8,192 tokens, and up to 16 prompts of
 """
 
 _HALF: Final = 0.5
+_DOUBLES: Final = 250 / 700  # of an H100's power doubles the time of prompts (Splitwise, ISCA 2024)
 
 
 class PowerTable(Table):
@@ -38,6 +39,12 @@ class PowerTable(Table):
         ge=1,
         le=10,
         description="how many times as long iterations without prompts take at half power; default: the curves'",
+    )
+    prompt_slowdown_at_half: float | None = Field(
+        None,
+        ge=1,
+        le=2,
+        description="how many times as long iterations with prompts take at half power; default: the curves'",
     )
     least_cap: float = Field(
         0.25, gt=0, le=1, description="the lowest cap that machines allow, as a share of full power"
@@ -59,6 +66,9 @@ class PowerTable(Table):
         if self.slowdown_at_half is not None:
             factor = self.slowdown_at_half
             found = replace(found, token=PowerCurve((_HALF / 2, _HALF, 1.0), (2.0 * factor, factor, 1.0)))
+        if self.prompt_slowdown_at_half is not None:
+            curve = PowerCurve((_DOUBLES, _HALF, 1.0), (2.0, self.prompt_slowdown_at_half, 1.0))
+            found = replace(found, prompt=curve)
         return found
 
     @model_validator(mode="after")
