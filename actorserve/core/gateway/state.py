@@ -128,7 +128,7 @@ class GatewayState:
                 self._owners.on_hand_over(message, sender, now, effects)
             case Checkpointed():
                 self._owners.on_checkpointed(message, sender, effects)
-            case LoadReport():
+            case LoadReport() if sender in self.peers.workers:
                 self.peers.loads[sender] = message
                 self.peers.loads_at_s = now
                 self._placer.on_load_report(sender, message, now, effects)

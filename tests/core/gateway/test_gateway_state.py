@@ -403,12 +403,15 @@ def test_thousands_of_waiting_requests_cost_few_ticks() -> None:
 
 
 def test_load_reports_are_kept_while_their_worker_is_up() -> None:
-    """The last report of a worker is known until the worker goes down."""
+    """The last report of a worker is known until the worker goes down. A report that comes afterwards counts no more,
+    because nothing would ever forget it.
+    """
     gateway = running(A)
     report = LoadReport(1, 1, 0, 800, 100, 100, 100, 4, 0)
     assert gateway.handle(report, 0.0, A) == []
     assert gateway.state.peers.loads == {A: report}
     gateway.handle(PeerDown(A), 1.0)
+    gateway.handle(report, 1.0, A)
     assert gateway.state.peers.loads == {}
 
 
