@@ -54,8 +54,7 @@ class FallbackPlacer:
         self._scheduler.on_down(peer)
 
     def on_report(self, peer: Peer, report: LoadReport, now: float) -> None:
-        if peer in self._fleet.instances:
-            self._scheduler.on_report(self._fleet.on_report(peer, report, now), now)
+        self._scheduler.on_report(self._fleet.on_report(peer, report, now), now)
 
     def unheard(self, now: float) -> list[Peer]:
         """The workers that have not reported, or not for too long."""

@@ -21,7 +21,6 @@ BLOOM-176B on 8 A100, one prompt of 128 to 8,192 tokens, and up to 16 prompts of
 """
 
 _HALF: Final = 0.5
-_DOUBLES: Final = 250 / 700  # of an H100's power doubles the time of prompts (Splitwise, ISCA 2024)
 
 
 class PowerTable(Table):
@@ -67,7 +66,8 @@ class PowerTable(Table):
             factor = self.slowdown_at_half
             found = replace(found, token=PowerCurve((_HALF / 2, _HALF, 1.0), (2.0 * factor, factor, 1.0)))
         if self.prompt_slowdown_at_half is not None:
-            curve = PowerCurve((_DOUBLES, _HALF, 1.0), (2.0, self.prompt_slowdown_at_half, 1.0))
+            least, factor_at_least = found.prompt.fractions[0], found.prompt.factors[0]
+            curve = PowerCurve((least, _HALF, 1.0), (factor_at_least, self.prompt_slowdown_at_half, 1.0))
             found = replace(found, prompt=curve)
         return found
 
