@@ -1,12 +1,16 @@
 """tools/bench splitwise-sim-runs: our simulator beside runs of SplitwiseSim that are on file."""
 
 import csv
+import sys
 from pathlib import Path
 
 import pytest
 
+from actorserve.sim.workload.traces import TraceRow
 from tests.tools.benchmarks.run_bench import run_bench
+from tools.benchmarks.simulators import their_run
 from tools.benchmarks.simulators.latencies import SimulatedRun
+from tools.benchmarks.simulators.splitwise_sim_build import SplitwiseSimBuild
 from tools.benchmarks.simulators.splitwise_sim_runs import EXPERIMENT, MACHINES, read_runs, table_of
 from tools.figures.files import read_figures
 from tools.simulation.experiment import read_experiment
@@ -60,6 +64,46 @@ def test_ours_is_divided_by_theirs() -> None:
     theirs, ratios = table.rows
     assert [cell and cell.median for cell in theirs.cells] == [1000.0, 2000.0]
     assert [cell and cell.median for cell in ratios.cells] == [2.0, 0.25]
+
+
+_QUEUE = """\
+class MixedPoolScheduler:
+    prompt_max_pending_batch_tokens = 2048
+
+    def is_queue_long(self, instance, task):
+        return False
+"""
+
+_RUN = """\
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from scheduler import MixedPoolScheduler
+
+folder = Path(sys.argv[-1].split("=")[1].strip("'")) / "detailed"
+folder.mkdir(parents=True)
+queues = [(0, 3000), (1000, 1000), (1000, 1049)]
+rows = ""
+for pending, size in queues:
+    instance, task = SimpleNamespace(sched_pending_tokens=pending), SimpleNamespace(tokens_per_iteration=size)
+    rows += f"{float(MixedPoolScheduler().is_queue_long(instance, task))},0,0\\n"
+(folder / "0.csv").write_text("ttft_times,tbt_times,response_times\\n" + rows)
+"""
+
+
+@pytest.mark.parametrize(("running_counts", "long"), [(False, [0.0, 0.0, 0.0]), (True, [0.0, 0.0, 1.0])])
+def test_its_queues_can_count_prompts_that_run(tmp_path: Path, running_counts: bool, long: list[float]) -> None:
+    """Only then is a queue long whose one prompt is computed already, and with which the next one passes the limit."""
+    build = SplitwiseSimBuild(tmp_path)
+    build.python.parent.mkdir(parents=True)
+    build.python.symlink_to(sys.executable)
+    build.sources.mkdir()
+    (build.sources / "scheduler.py").write_text(_QUEUE, encoding="utf-8")
+    (build.sources / "run.py").write_text(_RUN, encoding="utf-8")
+    requests = [TraceRow(float(number), 10, 1) for number in range(3)]
+    run = their_run.simulate(build, requests, MACHINES["aa"], tmp_path / "out", running_counts=running_counts)
+    assert run.ttft_s == long
 
 
 def test_the_bench_runs(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """``tools/bench splitwise-sim-runs``: our simulator, with SplitwiseSim's rules, beside runs of SplitwiseSim on file.
 
 SplitwiseSim is not needed. Its requests are not on file, so ours are other ones, drawn in the same way. With
-``--again`` SplitwiseSim itself gets the same requests as ours.
+``--again`` SplitwiseSim itself gets the same requests as ours, and with ``--running-counts`` also one rule of ours.
 """
 
 import argparse
@@ -87,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--again", action="store_true", help="run SplitwiseSim, too; without it, its runs on file")
     parser.add_argument(
+        "--running-counts",
+        action="store_true",
+        help="as --again, and prompts count to SplitwiseSim's queues until they are computed, as in ours",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=Path("simulated/splitwise-sim-runs"),
@@ -108,24 +113,26 @@ def run(arguments: argparse.Namespace) -> int:
     steps = {design: (cases[design], requests) for design in arguments.designs}
     ours = simulate_all(steps, arguments.processes)
     columns, latencies = on_file.columns, dict(theirs.latencies)
-    if arguments.again:
+    if arguments.again or arguments.running_counts:
         columns = _NAMES
         for design in arguments.designs:
             say(console, f"{design}: {THEIRS}")
-            latencies[design] = tuple(_again(design, requests, arguments.out).percentiles())
+            latencies[design] = tuple(_again(design, requests, arguments).percentiles())
     table = table_of(arguments.load, columns, latencies, ours)
     print_figures(console, table)
     save_figures(arguments, [table])
     return 0
 
 
-def _again(design: str, requests: Sequence[TraceRow], folder: Path) -> SimulatedRun:
+def _again(design: str, requests: Sequence[TraceRow], arguments: argparse.Namespace) -> SimulatedRun:
     """SplitwiseSim on these requests. Raises: BenchError."""
     build = find_build()
     if build is None:
         raise BenchError(f"SplitwiseSim is not here: {ADVICE}")
     try:
-        return their_run.simulate(build, requests, MACHINES[design], folder / design)
+        return their_run.simulate(
+            build, requests, MACHINES[design], arguments.out / design, running_counts=arguments.running_counts
+        )
     except OSError as error:
         raise BenchError(f"cannot write {error.filename}: {error.strerror}") from None
 

@@ -38,6 +38,22 @@ hydra:
 """
 """Its own choices, without the launcher for clusters, which needs Ray."""
 
+_RUNNING_COUNTS = """\
+import runpy
+import sys
+
+sys.path.insert(0, ".")
+import scheduler
+
+def is_queue_long(self, instance, task):
+    pending_tokens = instance.sched_pending_tokens
+    return pending_tokens > 0 and pending_tokens + task.tokens_per_iteration > self.prompt_max_pending_batch_tokens
+
+scheduler.MixedPoolScheduler.is_queue_long = is_queue_long
+runpy.run_path("run.py", run_name="__main__")
+"""
+"""A program that runs SplitwiseSim with one rule of ours: a machine's queue is empty only if it computes no prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machines:
@@ -73,14 +89,29 @@ class Machines:
         return options
 
 
-def simulate(build: SplitwiseSimBuild, requests: Sequence[TraceRow], machines: Machines, folder: Path) -> SimulatedRun:
-    """BLOOM-176B on these machines. Its files go to ``folder``. Raises: BenchError, OSError."""
+def simulate(
+    build: SplitwiseSimBuild,
+    requests: Sequence[TraceRow],
+    machines: Machines,
+    folder: Path,
+    *,
+    running_counts: bool = False,
+) -> SimulatedRun:
+    """BLOOM-176B on these machines. Its files go to ``folder``. Raises: BenchError, OSError.
+
+    ``running_counts``: a prompt counts to its machine's queue while the machine computes it, too. Without that
+    SplitwiseSim's pools give a machine without waiting prompts another prompt of any length.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "beside.yaml").write_text(_CONFIG, encoding="utf-8")
     write_for_theirs(requests, folder / "requests.csv")
+    program = ["run.py"]
+    if running_counts:
+        (folder / "running_counts.py").write_text(_RUNNING_COUNTS, encoding="utf-8")
+        program = [str((folder / "running_counts.py").resolve())]
     command = [
         str(build.python),
-        "run.py",
+        *program,
         *("--config-dir", str(folder.resolve()), "--config-name", "beside"),
         *machines.options(),
         f"trace.path='{folder.resolve() / 'requests.csv'}'",
