@@ -26,6 +26,7 @@ Deviations:
 - If no instance has room at all, the request waits in the cluster (``core.cluster.state``). If only the token side is
   full, the prompt instance goes on decoding, and the request moves when a token instance has room
   (``core.migration.pairing``).
+- The published simulator takes a queue for empty while its one prompt is computed, so that it drafts later.
 - The published simulator lets a drafted instance go back only when it is empty, which may never happen.
 """
 
