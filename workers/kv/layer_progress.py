@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
+from actorserve.errors import ActorserveError
 from workers.kv.shared_memory import SharedMemory, attach
 
 _NUM_BYTES: Final = 8
@@ -24,6 +25,10 @@ PATIENCE_S: Final = 60.0
 def mark(step_id: int, num_layers: int) -> int:
     """What the number is at least, once iteration ``step_id`` has written the KV of its first ``num_layers`` layers."""
     return step_id * _LAYERS + num_layers
+
+
+class StuckError(ActorserveError):
+    """An iteration gets no further."""
 
 
 class Seen(Protocol):
@@ -84,7 +89,7 @@ class SeenProgress:
 def wait_until(progress: Seen, least: int, check: Callable[[], None], patience_s: float = PATIENCE_S) -> None:
     """Return when the progress is at ``least``. ``check`` is called now and then, and may raise.
 
-    Raises: TimeoutError if the progress stands still for ``patience_s``.
+    Raises: StuckError if the progress stands still for ``patience_s``.
     """
     value, since = progress.value, time.monotonic()
     while value < least:
@@ -95,4 +100,4 @@ def wait_until(progress: Seen, least: int, check: Callable[[], None], patience_s
         if value != before:
             since = time.monotonic()
         elif time.monotonic() - since > patience_s:
-            raise TimeoutError(f"the source's iteration has got no further for {patience_s:g} s")
+            raise StuckError(f"the source's iteration has got no further for {patience_s:g} s")

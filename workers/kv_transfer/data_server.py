@@ -20,7 +20,7 @@ from collections import Counter
 import numpy as np
 
 from actorserve.errors import ActorserveError, ProtocolError
-from workers.kv.layer_progress import wait_until
+from workers.kv.layer_progress import PATIENCE_S, StuckError, wait_until
 from workers.kv.pools import HostBlocks, KVPools
 from workers.kv_transfer.frames import (
     CHECKSUM,
@@ -61,11 +61,12 @@ class DataServer:
         announced_host: str = "",
         request_s: float = _REQUEST_S,
         silence_s: float = _SILENCE_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.dropped: Counter[str] = Counter()
         self._pools = pools
         self._tickets = Tickets(pools, ticket_key)
-        self._request_s, self._silence_s = request_s, silence_s
+        self._request_s, self._silence_s, self._patience_s = request_s, silence_s, patience_s
         self._lock = threading.Lock()  # guards the following fields, and ``dropped``
         self._is_closed = False
         self._readers: dict[socket.socket, threading.Thread] = {}
@@ -118,7 +119,7 @@ class DataServer:
     def _serve(self, stream: socket.socket) -> None:
         try:
             self._answer(stream)
-        except ProtocolError as error:
+        except (ProtocolError, StuckError) as error:
             self._drop(str(error))
         except (TimeoutError, BlockingIOError):
             self._drop("the reader stalled")
@@ -165,9 +166,9 @@ class DataServer:
             move_out(stream, regions(body, range(len(body)), by_piece=False))
 
     def _wait_for(self, part: Part) -> None:
-        """Return when the iteration that writes this part has written it. Raises: OSError."""
+        """Return when the iteration that writes this part has written it. Raises: StuckError, OSError."""
         if part.least and self._pools.progress is not None:
-            wait_until(self._pools.progress, part.least, self._check_open)
+            wait_until(self._pools.progress, part.least, self._check_open, self._patience_s)
 
     def _check_open(self) -> None:
         if self._is_closed:

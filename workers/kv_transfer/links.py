@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from actorserve.core.messages import KVTicket
-from workers.kv.layer_progress import Seen, SeenProgress, wait_until
+from workers.kv.layer_progress import Seen, SeenProgress, StuckError, wait_until
 from workers.kv.pools import KVPools
 from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.errors import TransferError
@@ -63,7 +63,7 @@ class Follower:
             if self._progress is None:
                 self._progress = SeenProgress(self._shown)
             wait_until(self._progress, part.least, cancellation.check)
-        except (ValueError, TimeoutError) as error:
+        except (ValueError, StuckError) as error:
             raise TransferError(str(error)) from None
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from workers.kv.device_progress import DeviceProgress
-from workers.kv.layer_progress import LayerProgress, SeenProgress, mark, wait_until
+from workers.kv.layer_progress import LayerProgress, SeenProgress, StuckError, mark, wait_until
 from workers.kv.pinning import CudaPinner
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -42,7 +42,7 @@ def test_an_iteration_that_stands_still_is_given_up() -> None:
     """A source that gets no further does not hold a reader for ever."""
     progress = LayerProgress(2)
     progress.report(1, 1)
-    with pytest.raises(TimeoutError, match=r"no further for 0\.01 s"):
+    with pytest.raises(StuckError, match=r"no further for 0\.01 s"):
         wait_until(progress, mark(1, 2), lambda: None, patience_s=0.01)
 
 

@@ -43,8 +43,10 @@ ALL = Read(ticket_for(range(NUM_BLOCKS)), 0, 64, with_checksum=False)
 
 
 @contextmanager
-def serving(bind: str, request_s: float = 60.0, silence_s: float = 3600.0) -> Iterator[DataServer]:
-    server = DataServer(make_pools(), bind, KEY, request_s=request_s, silence_s=silence_s)
+def serving(
+    bind: str, request_s: float = 60.0, silence_s: float = 3600.0, patience_s: float = 60.0
+) -> Iterator[DataServer]:
+    server = DataServer(make_pools(), bind, KEY, request_s=request_s, silence_s=silence_s, patience_s=patience_s)
     yield server
     server.close()
 
@@ -105,6 +107,14 @@ def test_a_stalled_reader_is_dropped(tmp_path: Path) -> None:
     with serving(f"ipc://{tmp_path}/kv", silence_s=0.2) as server, reader(server, said) as stream:
         expect_dropped(server, "the reader stalled", 1)
         assert 0 < len(received(stream)) < content(NUM_BLOCKS, 0).nbytes
+
+
+def test_an_iteration_that_is_stuck_is_not_its_readers_fault(tmp_path: Path) -> None:
+    """A reader that waits for KV of an iteration that gets no further is dropped for that reason."""
+    said = encode_read(replace(ALL, ticket=ticket_for(range(NUM_BLOCKS), step_id=5)))
+    with serving(f"ipc://{tmp_path}/kv", patience_s=0.2) as server, reader(server, said) as stream:
+        expect_dropped(server, "the source's iteration has got no further for 0.2 s", 1)
+        assert received(stream) == encode_granted(by_piece=True)
 
 
 def test_a_server_ends_while_readers_stall(server: DataServer) -> None:
