@@ -66,6 +66,11 @@ class Request(KVHolding):
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def has_decoded(self) -> bool:
+        """Whether this instance has made a token of it, and not only an earlier owner."""
+        return self.num_output > self.resumed_output
+
+    @property
     def wants_prompt_scores(self) -> bool:
         """Whether log-probabilities of its prompt's tokens are still to be found, after the iterations in flight."""
         return self.prompt_scores is not None and self.num_tokens == self.num_prompt

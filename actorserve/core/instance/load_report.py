@@ -128,7 +128,7 @@ def make_report(
         num_output_tokens=num_output_tokens,
         num_by_level=tuple(num_by_level),
         role=role,
-        num_decoding=sum([request.num_output > 0 and not source.hands_off(request) for request in order]),
+        num_decoding=sum([request.has_decoded and not source.hands_off(request) for request in order]),
         power=power,
         prompt_energy_j=energy.prompt_j if energy.is_open else None,
         token_energy_j=energy.token_j if energy.is_open else None,

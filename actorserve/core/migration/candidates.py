@@ -30,7 +30,7 @@ class MigrationCandidates:
 
     def choose(self, max_bytes: int, moving: Container[str], *, decoding_only: bool = False) -> Request | None:
         """The request to move, of at most ``max_bytes`` of KV, and none of those ``moving`` (request ids) already.
-        ``decoding_only``: it must be past its first token.
+        ``decoding_only``: it must be past the first token that this instance makes of it.
 
         Requests of low priority (a large number) go first, then those that need no copy, then short ones.
         """
@@ -38,7 +38,7 @@ class MigrationCandidates:
             request
             for request in self._requests.values()
             if request.request_id not in moving
-            and (request.num_output > 0 or not decoding_only)
+            and (request.has_decoded or not decoding_only)
             and self.can_move(request)
             and self._memory.bytes_of(request) <= max_bytes
             and self._pays(request)
@@ -60,8 +60,7 @@ class MigrationCandidates:
             return not self._memory.is_running(request)
         # A request that was handed over to this instance makes a token before it leaves again. Otherwise
         # MigrateTo messages that cross would send it back and forth.
-        has_run = request.num_output > request.resumed_output
-        return has_run and request.copy_id is None and request.num_uncomputed == 1
+        return request.has_decoded and request.copy_id is None and request.num_uncomputed == 1
 
     def _pays(self, request: Request) -> bool:
         """Whether it is likely to run for longer than the copy takes; otherwise the move gains nothing.

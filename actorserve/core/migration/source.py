@@ -324,7 +324,9 @@ class MigrationSource(Participant):
 
     def _begin(self, target: Target, now: float) -> None:
         while self._num_moves < self._config.max_outgoing:
-            moving = self._outgoing.keys() | self._to_hand_off.keys()
+            # A request whose token instance is not known here, because it may be dead, moves as others do.
+            bound = [request_id for request_id, to in self._to_hand_off.items() if to in self._peers]
+            moving = {*self._outgoing, *bound}
             request = self._candidates.choose(target.num_bytes, moving, decoding_only=target.decoding_only)
             if request is None:
                 return

@@ -87,9 +87,7 @@ class Swapper:
         """Give a waiting request its blocks, which are free. It stays for as long as recomputing its KV takes."""
         self._memory.start(request)
         self.notes.append((request.request_id, "admitted"))
-        recompute_s = (
-            self._times.prefill_s(request.num_uncomputed) if request.num_output > request.resumed_output else 0.0
-        )
+        recompute_s = self._times.prefill_s(request.num_uncomputed) if request.has_decoded else 0.0
         request.owed_s = max(recompute_s, self._times.min_iteration_s)
 
     def bring_back(self, request: Request, *, is_due: bool) -> None:
