@@ -60,14 +60,15 @@ class StandingOrders:
     def on_report(self, view: InstanceView) -> list[Effect]:
         """Tell the worker again what its report does not show, or learn what an earlier coordinator told it."""
         effects: list[Effect] = []
+        ordered = self._cordons.get(view.peer.name, Cordon.OPEN)
         if view.peer not in self._known:
             self._known.add(view.peer)
             if view.peer.name in self._cordons:
                 effects += self._order(view, self._cordons[view.peer.name])
             elif view.cordon is not Cordon.OPEN:
                 self._cordons[view.peer.name] = view.cordon
-        elif view.cordon_ordered is not None:
-            effects.append(Send(view.peer, SetCordon(view.cordon_ordered)))
+        elif view.report.cordon is not ordered:
+            effects += self._order(view, ordered)
         if view.role_ordered is not None:
             effects.append(Send(view.peer, SetRole(view.role_ordered)))
         if view.told_to_come_back and not view.report.draining:

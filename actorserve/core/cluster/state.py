@@ -331,7 +331,10 @@ class ClusterState:
         if place.epoch < known_epoch:
             self.num_stale_messages += 1
         elif placement is not None and place.epoch == known_epoch:
-            effects.append(Send(gateway, placement.placed))  # answer again, because the first answer may have been lost
+            placed = placement.placed
+            if placed.token_instance not in self.fleet.instances:
+                placed = replace(placed, token_instance=None)  # it has gone since
+            effects.append(Send(gateway, placed))  # answer again, because the first answer may have been lost
         elif waiting is not None and place.epoch == known_epoch:
             if place.avoid != waiting.place.avoid:
                 # The gateway asks again, with another instance to avoid. The request keeps its turn in the queue.
@@ -425,15 +428,17 @@ class ClusterState:
 
         An instance is reserved for each request that would be passed though it has waited long enough.
         """
-        # By need: no instance admits so many tokens or more, and no instance is left to reserve for them.
-        unplaced: dict[Need, int] = {}
+        # By need: no instance admits so many tokens or more, and no instance is left to reserve for them. Requests that
+        # only token instances can hold find room where shorter ones look for none.
+        unplaced: dict[tuple[Need, bool], int] = {}
         unreserved: dict[Need, int] = {}
         for request_id in self.queue.order(now):
             waiting = self.waiting[request_id]
             need, num_tokens = waiting.need, waiting.place.num_tokens
+            sought = need, self.fleet.needs_token_instance(waiting.place)
             has_reservation = self.fleet.has_reservation(request_id)
             pair = None
-            if has_reservation or need not in unplaced or num_tokens < unplaced[need]:
+            if has_reservation or sought not in unplaced or num_tokens < unplaced[sought]:
                 pair = self._choose(waiting.place, now)
             if pair is not None:
                 self.queue.dispatch(request_id, now)
@@ -443,7 +448,7 @@ class ClusterState:
             elif has_reservation:
                 continue
             else:
-                unplaced[need] = min(num_tokens, unplaced.get(need, num_tokens))
+                unplaced[sought] = min(num_tokens, unplaced.get(sought, num_tokens))
                 if need in unreserved and num_tokens >= unreserved[need]:
                     continue
                 if not self.queue.is_overdue(request_id, now) or not self.queue.leads(request_id, now):

@@ -11,7 +11,6 @@ saves. The paper has no prefix cache.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import islice
 from typing import NamedTuple, Protocol
 
 from actorserve.core.messages import InstanceRole, Peer, Place
@@ -78,7 +77,7 @@ def dispatch(
     randomized load balancing", 2001).
     """
     kind = required_kind(place, index)
-    best = best_of_pool(place, kind, index, pool) if seed is None else _best_of_two(place, kind, index, seed, pool)
+    best = best_admitting(place, kind, index, seed, pool)
     if best is None or prefixes is None or not place.prefix_names:
         return best
     best_key = best.score, best.peer
@@ -117,15 +116,33 @@ def admits_any(need: Need, sizes: Sequence[int], index: InstanceIndex, *, drafts
     ``sizes`` rise. An instance that is reserved counts as soon as it has the room that is reserved. ``drafts``: as for
     ``Fleet.admits_any``.
     """
-    max_tokens = index.max_admitted_tokens if drafts else index.max_started_tokens
     num_bound = bisect_right(sizes, index.max_capacity_tokens(need.kind, need.avoid)) if need.kind else 0
-    if num_bound and sizes[0] <= max_tokens(need.kind, need.avoid):
+    bound, free = sizes[:num_bound], sizes[num_bound:]
+    return _admits_first(bound, need.kind, need, index, drafts) or _admits_first(free, None, need, index, drafts)
+
+
+def _admits_first(sizes: Sequence[int], kind: str | None, need: Need, index: InstanceIndex, drafts: bool) -> bool:
+    """Whether an instance of ``kind`` (None: of any) has room for the shortest request that it may get. Requests that
+    are too long for all instances that usually start requests may get token instances, too.
+    """
+    if not sizes:
+        return False
+    if drafts:
+        return sizes[0] <= index.max_admitted_tokens(kind, need.avoid)
+    if sizes[0] <= index.max_started_tokens(kind, need.avoid):
         return True
-    return any(size <= max_tokens(None, need.avoid) for size in islice(sizes, num_bound, num_bound + 1))
+    first_long = bisect_right(sizes, index.max_awaited_tokens(kind, need.avoid))
+    return first_long < len(sizes) and sizes[first_long] <= index.max_admitted_tokens(kind, need.avoid)
 
 
-def best_of_pool(place: Place, kind: str | None, index: InstanceIndex, pool: InstanceRole) -> InstanceView | None:
-    """The instance of ``pool`` and ``kind`` (None: of any) with the highest score of those that admit the request."""
+def best_admitting(
+    place: Place, kind: str | None, index: InstanceIndex, seed: int | None, pool: InstanceRole
+) -> InstanceView | None:
+    """The instance of ``pool`` and ``kind`` (None: of any) with the highest score of those that admit the request, or
+    of two of these if there is a ``seed``; None if no instance does.
+    """
+    if seed is not None:
+        return _best_of_two(place, kind, index, seed, pool)
     best = None
     for found in index.of_kind(kind, pool):
         if place.num_tokens <= found.max_admitted_tokens(place.avoid):

@@ -15,7 +15,7 @@ from actorserve.core.placement.dispatch import (
     HighestFreeness,
     Need,
     admits_any,
-    best_of_pool,
+    best_admitting,
     dispatch,
     instance_to_wait_at,
     required_kind,
@@ -138,14 +138,16 @@ class Fleet:
 
     def cordon(self, view: InstanceView, cordon: Cordon) -> None:
         """An operator ordered this. It counts at once, before a report shows it."""
-        view.cordon_ordered = None if cordon is view.report.cordon else cordon
+        is_shown = cordon is view.report.cordon and view.cordon_ordered is None  # and no other order is on its way
+        view.cordon_ordered = None if is_shown else cordon
         if view.is_closed:
             self._reservations.release_instance(view)
         self._update(view)
 
     def set_role(self, view: InstanceView, role: InstanceRole) -> None:
         """An operator ordered this. It counts at once, before a report shows it."""
-        view.role_ordered = None if role is view.report.role else role
+        is_shown = role is view.report.role and view.role_ordered is None  # and no other order is on its way
+        view.role_ordered = None if is_shown else role
         self._update(view)
 
     def draft(self, view: InstanceView, *, is_drafted: bool) -> None:
@@ -160,12 +162,18 @@ class Fleet:
 
     def num_open(self, pool: InstanceRole) -> int:
         """How many instances of the pool may get requests."""
-        return sum([group.num_that_hold(1) for group in self._index.of_kind(None, pool)])
+        return sum([group.num_awaited(1, None) for group in self._index.of_kind(None, pool)])
 
-    def num_that_hold(self, place: Place, pool: InstanceRole) -> int:
-        """How many instances of the pool could hold the request if they were empty."""
+    def num_awaited(self, place: Place, pool: InstanceRole) -> int:
+        """How many instances of the pool the request may wait for: they report, and could hold it if empty."""
         groups = self._index.of_kind(required_kind(place, self._index), pool)
-        return sum([group.num_that_hold(place.num_tokens) for group in groups])
+        return sum([group.num_awaited(place.num_tokens, place.avoid) for group in groups])
+
+    def needs_token_instance(self, place: Place) -> bool:
+        """Whether the request is too long to wait for any instance that usually starts requests."""
+        if not self._index.has_roles:
+            return False
+        return place.num_tokens > self._index.max_awaited_tokens(required_kind(place, self._index), place.avoid)
 
     def promise(self, view: InstanceView, num_bytes: int) -> None:
         """Expect ``num_bytes`` more (fewer if negative) by migration. No effect for an instance that is gone."""
@@ -188,7 +196,8 @@ class Fleet:
     def admits_any(self, need: Need, sizes: Sequence[int], *, drafts: bool = False) -> bool:
         """Whether an instance has room for one of the requests with this need, of ``sizes`` tokens, the least first.
 
-        Token instances count only if requests are started there, too, because it ``drafts`` them.
+        Token instances count only for requests that no other instance could ever hold, or if requests are started
+        there, too, because it ``drafts`` them.
         """
         if self._may_wait_for_room:
             return sizes[0] <= self._index.max_capacity_tokens(None, need.avoid)
@@ -204,11 +213,13 @@ class Fleet:
         view = dispatch(place, self._index, self._rule_of(pool), prefixes, seed, pool)
         return instance_to_wait_at(place, self._index, pool) if view is None and self._may_wait_for_room else view
 
-    def choose_to_decode(self, place: Place, kind: str | None, pool: InstanceRole) -> InstanceView | None:
+    def choose_to_decode(
+        self, place: Place, kind: str | None, pool: InstanceRole, seed: int | None = None
+    ) -> InstanceView | None:
         """The best instance of ``pool`` and ``kind`` (None: of any) with room for the KV of a request, which another
-        instance computes; None without any.
+        instance computes, or the better of two drawn ones if there is a ``seed``; None without any.
         """
-        return best_of_pool(place, kind, self._index, pool)
+        return best_admitting(place, kind, self._index, seed, pool)
 
     def reserve_for(self, place: Place, *, is_overdue: bool) -> bool:
         """Reserve the instance with the most room of those that could hold the request.
@@ -312,6 +323,8 @@ class Fleet:
         """Update the instance in the index after a report or an order."""
         self._index.regroup(view)
         self._recount(view)
+        for released in self._reservations.release_astray(self._index):
+            self._recount(released)
 
     def _recount(self, view: InstanceView) -> None:
         """Update the instance's score and room in the index after what is sent there has changed. Its capacity and pool

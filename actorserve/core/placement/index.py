@@ -35,9 +35,20 @@ class KindIndex:
         """The longest request that any instance except ``avoid`` could hold if it were empty."""
         return _greatest(self._by_capacity, avoid)
 
-    def num_that_hold(self, num_tokens: int) -> int:
-        """How many instances could hold so long a request if they were empty. Closed ones hold none."""
-        return len(self._by_capacity) - bisect_left(self._by_capacity, num_tokens, key=itemgetter(0))
+    def max_awaited_tokens(self, avoid: Peer | None) -> int:
+        """The longest request that may wait for any instance except ``avoid``: that one could hold it if it were empty,
+        and reports.
+        """
+        for capacity_tokens, peer in reversed(self._by_capacity):
+            if peer != avoid and not self._views[peer].is_stale:
+                return capacity_tokens
+        return NO_ROOM
+
+    def num_awaited(self, num_tokens: int, avoid: Peer | None) -> int:
+        """How many instances so long a request may wait for, as ``max_awaited_tokens`` says. Closed ones hold none."""
+        first = bisect_left(self._by_capacity, num_tokens, key=itemgetter(0))
+        large = [self._views[peer] for _, peer in self._by_capacity[first:]]
+        return sum([view.peer != avoid and not view.is_stale for view in large])
 
     def add(self, view: InstanceView) -> None:
         self._views[view.peer] = view
@@ -152,6 +163,10 @@ class InstanceIndex:
         ]
         return found or self.of_kind(kind)
 
+    def starts(self, view: InstanceView) -> bool:
+        """Whether requests are sent to the instance first, as ``that_start`` says."""
+        return self._group_of[view.peer] in self.that_start(None)
+
     def max_admitted_tokens(self, kind: str | None = None, avoid: Peer | None = None) -> int:
         """The longest request that any instance of ``kind`` (None: of any) except ``avoid`` admits now."""
         return max((found.max_admitted_tokens(avoid) for found in self.of_kind(kind)), default=NO_ROOM)
@@ -159,6 +174,10 @@ class InstanceIndex:
     def max_started_tokens(self, kind: str | None, avoid: Peer | None) -> int:
         """The longest request that any instance of ``kind`` that requests are sent to first admits now."""
         return max([found.max_admitted_tokens(avoid) for found in self.that_start(kind)], default=NO_ROOM)
+
+    def max_awaited_tokens(self, kind: str | None, avoid: Peer | None) -> int:
+        """The longest request that may wait for an instance of ``kind`` that requests are sent to first."""
+        return max([found.max_awaited_tokens(avoid) for found in self.that_start(kind)], default=NO_ROOM)
 
     def max_capacity_tokens(self, kind: str | None, avoid: Peer | None = None) -> int:
         """The longest request that any instance of ``kind`` (None: of any) except ``avoid`` could hold if empty."""

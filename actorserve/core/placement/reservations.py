@@ -66,6 +66,15 @@ class Reservations:
         if view.reserved_for is not None:
             self.release(view.reserved_for.request_id)
 
+    def release_astray(self, index: InstanceIndex) -> list[InstanceView]:
+        """Release the instances that are in a pool to which requests do not go first, after an instance has changed its
+        pool or its cordon. Returns these instances.
+        """
+        astray = [view for view in self._views.values() if not index.starts(view)]
+        for view in astray:
+            self.release_instance(view)
+        return astray
+
     def validate(self, views: Iterable[InstanceView]) -> None:
         """Raises: AssertionError if a request and its reserved instance do not name each other."""
         num_reserved = 0

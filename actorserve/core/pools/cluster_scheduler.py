@@ -66,7 +66,9 @@ class ClusterScheduler:
             view = self._fleet.choose(place, seed=seed)
             return None if view is None else Pair(view, None)
         prompt = self._prompt_instance(place, now, seed, num_waiting_tokens)
-        return None if prompt is None else Pair(prompt, self._token_instance(place, prompt, now))
+        if prompt is not None and prompt.is_drafted and prompt.role is InstanceRole.TOKEN:
+            self._drafted_s[prompt.peer] = now
+        return None if prompt is None else Pair(prompt, self._token_instance(place, prompt, now, seed))
 
     def _prompt_instance(
         self, place: Place, now: float, seed: int | None, num_waiting_tokens: int | None
@@ -77,8 +79,6 @@ class ClusterScheduler:
             return own
         mixed = fleet.choose(place, seed=seed, pool=InstanceRole.MIXED)
         if mixed is not None and self._is_short(mixed, place):
-            if mixed.is_drafted and mixed.role is InstanceRole.TOKEN:
-                self._drafted_s[mixed.peer] = now
             return mixed
         if own is None and num_waiting_tokens is not None and self._may_wait(place, num_waiting_tokens):
             return mixed
@@ -88,20 +88,20 @@ class ClusterScheduler:
             return drafted
         return own or mixed
 
-    def _token_instance(self, place: Place, prompt: InstanceView, now: float) -> InstanceView | None:
+    def _token_instance(self, place: Place, prompt: InstanceView, now: float, seed: int | None) -> InstanceView | None:
         """None if the prompt's instance is to decode as well."""
         if prompt.pool is InstanceRole.MIXED:
             return None
         fleet, kind = self._fleet, None if self._config.across_kinds else prompt.kind
-        own = fleet.choose_to_decode(place, kind, InstanceRole.TOKEN)
+        own = fleet.choose_to_decode(place, kind, InstanceRole.TOKEN, seed)
         if own is not None:
             return own
-        mixed = fleet.choose_to_decode(place, kind, InstanceRole.MIXED)
+        mixed = fleet.choose_to_decode(place, kind, InstanceRole.MIXED, seed)
         if mixed is not None:
             if mixed.is_drafted and mixed.role is InstanceRole.PROMPT:
                 self._drafted_s[mixed.peer] = now
             return mixed
-        drafted = fleet.choose_to_decode(place, kind, InstanceRole.PROMPT)
+        drafted = fleet.choose_to_decode(place, kind, InstanceRole.PROMPT, seed)
         if drafted is None:
             return None
         self._draft(drafted, now)
@@ -116,7 +116,7 @@ class ClusterScheduler:
         """Whether the cluster's line is within the limit of the queues, together, of the prompt instances that could
         hold the request. Without such an instance, no prompt instance would ever take the request from the line.
         """
-        num_prompts = self._fleet.num_that_hold(place, InstanceRole.PROMPT)
+        num_prompts = self._fleet.num_awaited(place, InstanceRole.PROMPT)
         return num_prompts > 0 and num_waiting_tokens <= num_prompts * self._config.max_pending_tokens
 
     def drafts_for_all(self, num_waiting_tokens: int) -> bool:

@@ -177,6 +177,19 @@ def test_a_helper_stays_for_a_while() -> None:
     assert cluster.pool("t") is TOKEN
 
 
+def test_every_foreign_prompt_keeps_a_helper() -> None:
+    """The helper's own queue is over the limit, too, so no instance is left to draft. It gets the next prompt in the
+    middle of its time, and stays that long after this one.
+    """
+    cluster = Cluster(instance("p", PROMPT, pending_prompt_tokens=99, num_waiting=2), instance("t", TOKEN), max_queue=2)
+    assert cluster.place(90, now=0.0, num_waiting_tokens=101) == ("t", None)
+    assert cluster.place(90, now=1.5, num_waiting_tokens=101) == ("t", None)
+    cluster.report("t", now=2.5, running=2, num_decoding=2)
+    assert cluster.pool("t") is MIXED
+    cluster.report("t", now=3.5, running=2, num_decoding=2)
+    assert cluster.pool("t") is TOKEN
+
+
 def test_the_least_loaded_prompt_instance_is_drafted_for_tokens() -> None:
     """If no token instance has memory, the prompt instance with the shortest queue gets the request for its tokens."""
     cluster = Cluster(
