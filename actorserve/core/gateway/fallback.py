@@ -4,8 +4,8 @@ The gateway applies the coordinator's own rule (``core.placement.dispatch``) to 
 that it has sent since. At first these are the reports of the coordinator's last digest. Then the workers report to the
 gateway, which asks them to. What other gateways send shows only in later reports. If all gateways chose
 the freest worker, that one would get all requests until its next report. Therefore each request goes to the better of
-two workers, drawn by its id. Even so, the gateways together may send a worker more than it has memory for; there a
-request waits, or is refused and placed again.
+two workers, drawn by its id, and is handed over to the better of two token instances. Even so, the gateways together
+may send a worker more than it has memory for; there a request waits, or is refused and placed again.
 
 A worker that has not reported for a while gets no requests. Reports from before the outage count from its beginning.
 
@@ -81,6 +81,10 @@ class FallbackPlacer:
             self._shortest_waiting_tokens = min(self._shortest_waiting_tokens, place.num_tokens)
             return None
         return self._fleet.place(pair.prompt, LOCAL, place, now, token_view=pair.token)
+
+    def forget(self, request_id: str, epoch: int) -> None:
+        """Stop counting the request, under this or an earlier epoch, at the workers that were chosen for it."""
+        self._fleet.forget(request_id, epoch)
 
     def sessions_that_may_fit(self, sessions: Iterable[Session], now: float) -> Iterator[Session]:
         """The waiting sessions to place now, the most urgent first and then the earliest. Place each before the next.

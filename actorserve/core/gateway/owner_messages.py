@@ -109,6 +109,7 @@ class OwnerMessages:
             self._request_resend(session, now, effects)
             return
         del self._sessions[message.request_id]
+        self._placer.unplace(session, effects)
         self._log.note(message.request_id, now, "ended", f"{message.reason.value}, {len(session.output)} tokens")
         effects.append(Send(sender, Release(message.request_id, message.epoch)))
         energy = total_energy(session.energy, message.energy)

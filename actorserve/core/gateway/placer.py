@@ -74,16 +74,31 @@ class SessionPlacer:
         where = "" if session.instance is None else session.instance.name
         self._log.note(session.spec.request_id, now, "lost its worker", where)
         lost, checkpointed = session.instance, session.checkpointed
+        if lost is None or checkpointed is None or checkpointed.holder not in self._peers.workers:
+            checkpointed = None
+        else:
+            self.unplace(session, effects)  # no Place follows
         session.avoid = lost
         session.patient_from_s = now
         session.begin_epoch(now)
-        if lost is not None and checkpointed is not None and checkpointed.holder in self._peers.workers:
+        if lost is not None and checkpointed is not None:
             session.instance = checkpointed.holder
             session.queued_s = 0.0
             session.transfer = Transfer(lost, checkpointed.transfer)
             self.start(session, now, effects)
         else:
             self.place(session, now, effects)
+
+    def unplace(self, session: Session, effects: list[Effect]) -> None:
+        """The request ends, or begins an epoch elsewhere. Have the dispatcher forget it, if that may still count the
+        request at the instance that it chose, or at a token instance that the request has not reached yet.
+        """
+        if session.stage is SessionStage.RUNNING and session.token_instance is None:
+            return
+        if self._peers.coordinator is not None:
+            effects.append(Send(self._peers.coordinator, Unplace(session.spec.request_id, session.epoch)))
+        elif self.fallback is not None:
+            self.fallback.forget(session.spec.request_id, session.epoch)
 
     def refuse(
         self, session: Session, reason: RefusalReason, retry_after_s: float, now: float, effects: list[Effect]
@@ -126,8 +141,7 @@ class SessionPlacer:
     def _give_up(self, session: Session, now: float, effects: list[Effect]) -> None:
         """The session's patience is over. If a worker accepts requests at all, the reason is overload."""
         reason, retry_after_s = RefusalReason.NO_INSTANCE, self._config.retry_s
-        if self._peers.coordinator is not None:
-            effects.append(Send(self._peers.coordinator, Unplace(session.spec.request_id, session.epoch)))
+        self.unplace(session, effects)
         if any(self._peers.accepts_requests(worker) for worker in self._peers.workers):
             # The queue takes at least as long as this request has waited; more is not known.
             reason, retry_after_s = RefusalReason.OVERLOADED, min(now - session.patient_from_s, MAX_RETRY_AFTER_S)

@@ -57,7 +57,6 @@ from actorserve.core.messages import (
     Started,
     Tick,
     Tokens,
-    Unplace,
 )
 from actorserve.core.operations.request_log import RequestLog
 
@@ -173,11 +172,9 @@ class GatewayState:
 
     def _let_go(self, session: Session, effects: list[Effect], *, is_complete: bool = False) -> None:
         """Have the other processes forget a request."""
-        request_id = session.spec.request_id
-        if session.stage is not SessionStage.RUNNING and self.peers.coordinator is not None:
-            effects.append(Send(self.peers.coordinator, Unplace(request_id, session.epoch)))
+        self._placer.unplace(session, effects)
         if session.stage is not SessionStage.PLACING and session.instance is not None:
-            effects.append(Send(session.instance, Release(request_id, session.epoch, is_complete)))
+            effects.append(Send(session.instance, Release(session.spec.request_id, session.epoch, is_complete)))
 
     def _on_peer_up(self, message: PeerUp, now: float, effects: list[Effect]) -> None:
         if message.role is Role.COORDINATOR:

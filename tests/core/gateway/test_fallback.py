@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from actorserve.core.effects import Effect, End, Send
@@ -9,7 +10,9 @@ from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     Close,
     Cordon,
+    Finished,
     FinishReason,
+    InstanceRole,
     ModelInfo,
     Open,
     Peer,
@@ -31,6 +34,8 @@ from actorserve.core.messages import (
 from tests.core.harness.fallback import BLOCK_TOKENS, NUM_BLOCKS, alone, knowing, report, spec, started
 from tests.core.harness.gateway import COORDINATOR, MODEL, A, B
 from tests.core.world.world import COORDINATOR as COORDINATOR_NAME, RETRY_S, World
+
+C = Peer("worker-2", 1)
 
 
 def test_requests_go_to_the_freest_at_once() -> None:
@@ -78,6 +83,35 @@ def test_gateways_do_not_herd() -> None:
             placed[worker] += 1
     assert max(placed.values()) <= 8
     assert len(placed) >= 75
+
+
+def test_gateways_do_not_herd_to_one_token_instance() -> None:
+    """A hundred gateways that know the same reports name many token instances for the tokens after their prompts."""
+    roles = InstanceRole.PROMPT, InstanceRole.TOKEN
+    workers = {Peer(f"worker-{number:02}", 1): report(role=roles[number % 2]) for number in range(40)}
+    named: Counter[Peer] = Counter()
+    for number in range(100):
+        for effect in alone(workers).handle(Open(spec(f"r{number}")), 0.0):
+            if isinstance(effect, Send) and isinstance(effect.message, Start) and effect.message.token_instance:
+                named[effect.message.token_instance] += 1
+    assert sum(named.values()) == 100
+    assert max(named.values()) <= 15
+    assert len(named) >= 15
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_request_that_ends_before_its_handoff_counts_no_more_without_a_coordinator(ends: bool) -> None:
+    """B is the freer token instance, except while a request is on its way there."""
+    free, busy = (report(num_free_blocks=number, role=InstanceRole.TOKEN) for number in (9, 8))
+    state = alone({A: report(role=InstanceRole.PROMPT), B: free, C: busy})
+    state.handle(Open(spec("r", num_blocks=2)), 0.0)
+    assert state.state.sessions["r"].token_instance == B
+    state.handle(Started("r", 1), 0.0, A)
+    if ends:
+        state.handle(Tokens(("r",), (1,), (0,), (7,), ()), 0.1, A)
+        state.handle(Finished("r", 1, FinishReason.STOP, 1), 0.1, A)
+    state.handle(Open(spec("s", num_blocks=2)), 0.1)
+    assert state.state.sessions["s"].token_instance == (B if ends else C)
 
 
 def test_two_drawn_workers_are_compared_by_their_load() -> None:

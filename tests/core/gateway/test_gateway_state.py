@@ -7,10 +7,12 @@ import pytest
 from actorserve.core.effects import Available, Deliver, End, Send
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.messages import (
+    NEWCOMER,
     Attained,
     Close,
     Finished,
     FinishReason,
+    HandOver,
     LoadReport,
     Open,
     Peer,
@@ -215,6 +217,24 @@ def test_close_leaves_nothing_behind() -> None:
     assert gateway.handle(Close("r"), 0.0) == [Send(A, Release("r", 1))]
     assert gateway.handle(Close("r"), 0.0) == []
     assert not gateway.state.sessions
+
+
+def test_a_request_that_ends_before_its_handoff_leaves_its_token_instance() -> None:
+    """The coordinator keeps no room at the token instance for it. For one that has arrived, it keeps none already."""
+    gateway = opened(A, B)
+    gateway.handle(Placed("r", 1, A, token_instance=B), 0.0, COORDINATOR)
+    gateway.handle(tokens(1, 0, 7), 0.0, A)
+    assert gateway.handle(Finished("r", 1, FinishReason.STOP, 1), 0.1, A) == [
+        Send(COORDINATOR, Unplace("r", 1)),
+        Send(A, Release("r", 1)),
+        End("r", FinishReason.STOP),
+    ]
+    gateway = opened(A, B)
+    gateway.handle(Placed("r", 1, A, token_instance=B), 0.0, COORDINATOR)
+    gateway.handle(tokens(1, 0, 7), 0.0, A)
+    gateway.handle(HandOver("r", 1, B, None, 1, NEWCOMER), 0.1, A)
+    gateway.handle(tokens(2, 1, 8), 0.2, B)
+    assert gateway.handle(Close("r"), 0.3) == [Send(B, Release("r", 2))]
 
 
 def test_the_worker_hears_that_an_answer_is_complete() -> None:

@@ -6,6 +6,7 @@ from actorserve.core.effects import Effect, Send
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.messages import (
     Cordon,
+    InstanceRole,
     LoadDigest,
     LoadReport,
     Peer,
@@ -32,6 +33,7 @@ def report(
     *,
     draining: bool = False,
     cordon: Cordon = Cordon.OPEN,
+    role: InstanceRole = InstanceRole.MIXED,
 ) -> LoadReport:
     """The report of a worker with ten blocks of four tokens."""
     used_bytes = (NUM_BLOCKS - num_free_blocks) * BLOCK_BYTES
@@ -49,6 +51,7 @@ def report(
         draining=draining,
         kv_needed_bytes=used_bytes,
         cordon=cordon,
+        role=role,
     )
 
 
