@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Final
 
 POWERCAP: Final = Path("/sys/class/powercap")
+_PACKAGE: Final = "package"  # how the names of packages begin; "psys" is the whole machine, packages included
 _LEAST_S: Final = 0.05  # counters change about once a millisecond
 
 
 class Rapl:
     """Sums the energy counters of all packages. They wrap at a range that the kernel tells.
 
-    Several processes of a host share its packages. So each counts the part of their energy that its CPU time is of the
-    time of all CPUs, idle or not. Then the sum over all processes is never more than the packages' energy.
+    The processes of a host share its packages. This process counts the part of their energy that its CPU time is of the
+    time of all CPUs, idle or not, because then the sum over all processes is never more than the packages' energy.
     """
 
     def __init__(
@@ -28,8 +29,10 @@ class Rapl:
         self._clock = clock
         self._cpu_time_s = cpu_time_s
         self._num_cpus = num_cpus or os.cpu_count() or 1
-        # A name with one colon is a package; its parts (cores, memory) have two, and are counted with it.
-        self._packages = [path for path in sorted(folder.glob("intel-rapl:*")) if path.name.count(":") == 1]
+        # A package's parts (cores, memory) have other names, and are counted with it.
+        self._packages = [
+            path for path in sorted(folder.glob("intel-rapl:*")) if _text(path / "name").startswith(_PACKAGE)
+        ]
         self._last: dict[Path, int] = {}
         self._last_s = 0.0
         self._last_cpu_s = 0.0
@@ -38,7 +41,9 @@ class Rapl:
         """This process's part of the energy since this object was made, as far as it was read."""
 
     def watts(self) -> float | None:
-        """This process's mean power since the call before; None if a package does not tell, or at the first call."""
+        """This process's mean power since the call before; None at the first call, without packages, and if a package
+        does not tell its energy.
+        """
         now = self._clock()
         if self._last and now < self._last_s + _LEAST_S:
             return self._watts
@@ -63,8 +68,16 @@ class Rapl:
         return grown if grown >= 0 else grown + (_integer(package / "max_energy_range_uj") or -grown)
 
 
+def _text(file: Path) -> str:
+    """Empty if it cannot be read."""
+    try:
+        return file.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return ""
+
+
 def _integer(file: Path) -> int | None:
     try:
-        return int(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
+        return int(_text(file))
+    except ValueError:
         return None

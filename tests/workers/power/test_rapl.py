@@ -12,7 +12,7 @@ def test_watts_are_energy_by_time_also_when_a_counter_wraps(tmp_path: Path) -> N
     """Packages count once each, their parts not again, and a counter that fell has wrapped."""
     now = [0.0]
     package(tmp_path, "intel-rapl:0", 100_000)
-    package(tmp_path, "intel-rapl:0:0", 5)
+    package(tmp_path, "intel-rapl:0:0", 5, kind="core")
     package(tmp_path, "intel-rapl:1", 900_000)
     rapl = Rapl(tmp_path, lambda: now[0], lambda: 4.0 * now[0], 4)  # it has all CPUs
     assert rapl.watts() is None, "there is nothing to compare with"
@@ -37,6 +37,21 @@ def test_processes_of_a_host_count_its_packages_once(tmp_path: Path) -> None:
     now[0] = 2.0
     assert [worker.watts() for worker in workers] == pytest.approx([50.0, 25.0, 0.0])
     assert sum(worker.energy_j for worker in workers) == pytest.approx(150.0)
+
+
+def test_the_whole_machine_is_no_package(tmp_path: Path) -> None:
+    """The zone "psys" contains the packages, so it does not count beside them, and without them nothing is known."""
+    now = [0.0]
+    package(tmp_path, "intel-rapl:1", 0, kind="psys")
+    alone = Rapl(tmp_path, lambda: now[0], lambda: 4.0 * now[0], 4)
+    package(tmp_path, "intel-rapl:0", 0)
+    rapl = Rapl(tmp_path, lambda: now[0], lambda: 4.0 * now[0], 4)
+    assert (alone.watts(), rapl.watts()) == (None, None)
+    package(tmp_path, "intel-rapl:0", 200_000)
+    package(tmp_path, "intel-rapl:1", 500_000, kind="psys")
+    now[0] = 2.0
+    assert alone.watts() is None
+    assert rapl.watts() == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("content", ["", "secret", None])
