@@ -5,6 +5,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -37,7 +38,7 @@ _TIMES = ("ms", "spread", "profile says")
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, show and write. Raises: ProfilingError, ActorserveError."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _interrupt_at_signals()
     console = Console()
     if arguments.output is not None:
         _prepare(arguments.output)
@@ -82,6 +83,23 @@ def run(arguments: argparse.Namespace) -> int:
     console.print(f"written to {file}", markup=False, highlight=False, soft_wrap=True)
     console.print(PAUSES, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _interrupt_at_signals() -> None:
+    """SIGTERM and the terminal's end interrupt like Ctrl-C. Only the first of these signals does, because a closing
+    terminal sends several, and the next one could interrupt the sweep of power caps while it puts the limit back.
+    A signal that is ignored already, as by nohup, stays ignored.
+    """
+    candidates = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [number for number in candidates if signal.getsignal(number) is not signal.SIG_IGN]
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        signal.signal(number, interrupt)
 
 
 def _prepare(file: Path) -> None:

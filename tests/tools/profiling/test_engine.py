@@ -1,15 +1,19 @@
 """tools/profile as a user runs it, on a model so small that its figures do not matter."""
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
 from actorserve.profile_files import load_profile
 from tests.model_files.builders import write_folder
-from tools.profiling import __main__ as command
+from tools.profiling import __main__ as command, engine
+from tools.profiling.errors import ProfilingError
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 600.0  # long enough for a machine that others compute on as well
@@ -69,6 +73,52 @@ def test_an_interrupt_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr("tools.profiling.fit.run", interrupted)
     assert command.main(["fit", "a.csv"]) == command.EXIT_INTERRUPTED
     assert capsys.readouterr().err == "profile: interrupted; nothing was written\n"
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """A signal that the command does not handle fails the test, and does not end it."""
+
+    def unhandled(number: int, _: FrameType | None) -> None:
+        raise AssertionError(f"signal {number} is not handled")
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, unhandled) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_once(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement cleans up also when its terminal closes, and signals that follow do not interrupt that."""
+    num_cleaned_up = 0
+
+    def interrupted(_: object) -> None:
+        nonlocal num_cleaned_up
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(signal.SIGHUP)
+            num_cleaned_up += 1
+
+    monkeypatch.setattr(engine, "_settings", interrupted)
+    assert command.main([]) == command.EXIT_INTERRUPTED
+    assert num_cleaned_up == 1
+
+
+@pytest.mark.usefixtures("handlers")
+def test_nohup_outlasts_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the terminal's end is ignored, it stays ignored."""
+
+    def measured(_: object) -> None:
+        signal.raise_signal(signal.SIGHUP)
+        raise ProfilingError("measured")
+
+    monkeypatch.setattr(engine, "_settings", measured)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert command.main([]) == command.EXIT_UNUSABLE
 
 
 def test_the_wrapper_can_be_run() -> None:
