@@ -72,7 +72,8 @@ class WorkerEngine:
 
     async def _watch_power(self, open_power: Callable[[], PowerSensor | None], tell: Callable[[Message], None]) -> None:
         """Tell the core the power, and how many blocks may be used while a GPU's memory is short. While the driver does
-        not answer, the power is not known, and serving goes on.
+        not answer, the power is not known, and serving goes on. The device still has its name then, because the
+        coordinator caps it by what this worker does on it.
         """
         driver = DriverThread()
         pressure = GpuPressure(self._engine.num_blocks, self._engine.bytes_per_block)
@@ -83,7 +84,7 @@ class WorkerEngine:
             await asyncio.wait([asked], timeout=PATIENCE_S)
             if not asked.done():
                 _log.warning("the driver has not told the power for %.0f s, so it is not known", PATIENCE_S)
-                tell(PowerReading())
+                tell(PowerReading(sensor.device))
             reading = await asked
             if reading is not None:
                 tell(reading)

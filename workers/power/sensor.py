@@ -14,7 +14,12 @@ _WRAP: Final = 2**32
 
 
 class PowerSensor(Protocol):
-    """Reads the power. Call it on one thread; it may take some milliseconds."""
+    """Reads the power. Call it on one thread; it may take some milliseconds.
+
+    ``device`` is the name in its readings: the driver's name of the GPU; empty for CPUs.
+    """
+
+    device: str
 
     def read(self) -> PowerReading | None:
         """The power now; None if nothing tells any."""
@@ -25,6 +30,7 @@ class GpuSensor:
     """One GPU."""
 
     def __init__(self, gpu: Gpu) -> None:
+        self.device = gpu.device
         self._gpu = gpu
         self._last_mj: int | None = None
         self._energy_mj = 0
@@ -69,6 +75,7 @@ class CpuSensor:
     """The CPU packages of the host."""
 
     def __init__(self, rapl: Rapl) -> None:
+        self.device = ""
         self._rapl = rapl
 
     def read(self) -> PowerReading | None:

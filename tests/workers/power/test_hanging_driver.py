@@ -79,7 +79,7 @@ def transfer() -> Iterator[KVTransfer]:
 
 
 async def test_a_worker_computes_while_its_driver_hangs(hang: Callable[[bool], None], transfer: KVTransfer) -> None:
-    """The power is not known meanwhile, steps run, and readings go on when the driver answers again."""
+    """Meanwhile a reading knows its GPU's name only, and steps run. Readings go on when the driver answers again."""
     told: asyncio.Queue[Message] = asyncio.Queue()
     worker = WorkerEngine(FakeEngine(), transfer, None, partial(open_sensor, "cuda", {"CUDA_VISIBLE_DEVICES": "GPU-0"}))
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
@@ -88,7 +88,7 @@ async def test_a_worker_computes_while_its_driver_hangs(hang: Callable[[bool], N
         assert isinstance(reading, PowerReading)
         assert reading.draw_watts == 100.0
         hang(True)
-        while reading != PowerReading():
+        while reading != PowerReading("GPU-0"):
             reading = await told.get()
         worker.perform(AddToEngine(SPEC))
         worker.perform(STEP)
