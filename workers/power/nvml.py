@@ -157,14 +157,19 @@ class Gpus:
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                device = pynvml.nvmlDeviceGetUUID(handle)
+                device = uuid_of(handle)
             except pynvml.NVMLError as error:
                 self._say(f"number {index}", f"cannot be read: {error}")
                 continue
-            device = device.decode() if isinstance(device, bytes) else device
             if device not in self._gpus:
                 self._gpus[device] = Gpu(device, handle)
                 self._said = {said for said in self._said if said[0] != device}
+
+
+def uuid_of(handle: Any) -> str:
+    """Raises: NVMLError."""
+    uuid: str | bytes = pynvml.nvmlDeviceGetUUID(handle)
+    return uuid.decode() if isinstance(uuid, bytes) else uuid
 
 
 def open_gpus() -> Gpus | str:

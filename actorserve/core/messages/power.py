@@ -33,6 +33,7 @@ class PowerReading:
 
     - ``device`` is the driver's name of the GPU; empty for CPUs. The power and energy of CPUs are the part of the
       host's CPU packages that this process's CPU time took, so that several workers of a host count the packages once.
+      Those of a GPU are divided evenly among the processes that compute on it.
     - ``draw_watts`` is the power now, ``cap_watts`` the power limit, and ``energy_j`` the energy since the worker
       started.
     - ``temperature_c``, ``clock_mhz`` and the free memory are the GPU's. ``is_throttled``: heat slows it down.

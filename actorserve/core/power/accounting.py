@@ -3,7 +3,8 @@
 The rule:
 
 - The device's energy in a period, from one reading of its power to the next, is the difference of its energy counter.
-  Without a counter it is the mean of both readings' power, times the period.
+  Without a counter it is the mean of both readings' power, times the period. Of a device that several processes compute
+  on, it is the part that a reading counts for this one (``PowerReading``).
 - The part of the period in which no iteration ran is idle time. Its part of the energy belongs to no request. (On CPUs
   the reading is what the worker's own CPU time took, which has no idle time: a period's energy is that of its
   iterations, if it had any.)

@@ -15,7 +15,9 @@ NO_PERMISSION = pynvml.NVML_ERROR_NO_PERMISSION
 
 
 class FakeDriver:
-    """GPUs of 200 to 700 W, called GPU-0, GPU-1, ...; numbers are written and read as files."""
+    """GPUs of 200 to 700 W, called GPU-0, GPU-1, ...; numbers are written and read as files. "0-mig" is a MIG slice of
+    GPU-0, called MIG-0, which is there once it has a "memory_total".
+    """
 
     def __init__(self, library: Path, folder: Path, count: int) -> None:
         self.library = library
@@ -25,13 +27,14 @@ class FakeDriver:
             for name, value in (("least", 200), ("most", 700), ("usual", 700), ("limit", 700), ("draw", 100)):
                 self.put(index, name, value * WATT)
             self.put(index, "reasons", 0)
+            self.put(index, "processes", 1)
 
     @property
     def environment(self) -> dict[str, str]:
         """For a process that is to load this driver."""
         return {"LD_LIBRARY_PATH": str(self.library.parent), "FAKE_NVML": str(self.folder)}
 
-    def put(self, gpu: int | None, name: str, value: int) -> None:
+    def put(self, gpu: int | str | None, name: str, value: int) -> None:
         """A number of a GPU, or of the driver."""
         file = self.folder / ("" if gpu is None else str(gpu)) / name
         file.parent.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
 /* A driver's library whose GPUs are folders below $FAKE_NVML: 0, 1, ... Each file in one holds a number.
 
-   A missing file means that the GPU does not tell that. "error" is what every call of the GPU answers, and
+   A missing file means that the GPU does not tell that. The folder 0-mig is a MIG slice of 0. "error" is what every call of the GPU answers, and
    "set_error" what setting its limit answers. "deaf" makes a set succeed without effect. "kill" kills the process that
    sets a limit: 1 before the limit is set, 2 after it. While "hang" is there, calls of the GPU do not return. */
 
@@ -10,10 +10,11 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6 };
+enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 
-typedef struct { int index; } device;
-static device devices[64];
+typedef struct { int index; int is_slice; } device;
+typedef struct { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; } process;
+static device devices[64], slices[64];
 
 static int get(const char *gpu, const char *name, unsigned long long *value)
 {
@@ -29,9 +30,9 @@ static int get(const char *gpu, const char *name, unsigned long long *value)
 
 static int get_of(device *of, const char *name, unsigned long long *value)
 {
-    char gpu[16];
+    char gpu[24];
     unsigned long long error = OK;
-    snprintf(gpu, sizeof gpu, "%d", of->index);
+    snprintf(gpu, sizeof gpu, of->is_slice ? "%d-mig" : "%d", of->index);
     while (get(gpu, "hang", &error) == OK)
         usleep(10000);
     if (get(gpu, "error", &error) == OK && error != OK)
@@ -76,9 +77,19 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, device **handle)
 int nvmlDeviceGetHandleByUUID(const char *uuid, device **handle)
 {
     int index = -1;
-    if (sscanf(uuid, "GPU-%d", &index) != 1 || index < 0 || index >= 64)
+    int is_slice = sscanf(uuid, "MIG-%d", &index) == 1;
+    if ((!is_slice && sscanf(uuid, "GPU-%d", &index) != 1) || index < 0 || index >= 64)
         return NOT_FOUND;
-    return nvmlDeviceGetHandleByIndex_v2((unsigned)index, handle);
+    if (!is_slice)
+        return nvmlDeviceGetHandleByIndex_v2((unsigned)index, handle);
+    slices[index] = (device){index, 1};
+    *handle = &slices[index];
+    unsigned long long ignored;
+    return get_of(*handle, "memory_total", &ignored) == OK ? OK : NOT_FOUND;
+}
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device *slice, device **handle)
+{
+    return nvmlDeviceGetHandleByIndex_v2((unsigned)slice->index, handle);
 }
 int nvmlDeviceGetUUID(device *of, char *uuid, unsigned length)
 {
@@ -125,6 +136,17 @@ int nvmlDeviceGetMemoryInfo(device *of, unsigned long long *memory)
         error = get_of(of, "memory_free", &memory[1]);
     memory[2] = memory[0] - memory[1];
     return error;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(device *of, unsigned *count, process *found)
+{
+    unsigned room = *count;
+    int error = number(of, "processes", count);
+    if (error || !*count)
+        return error;
+    if (!found || room < *count)
+        return INSUFFICIENT_SIZE;
+    memset(found, 0, *count * sizeof *found);
+    return OK;
 }
 int nvmlDeviceSetPowerManagementLimit(device *of, unsigned value)
 {

@@ -45,6 +45,47 @@ def test_energy_goes_on_when_its_counter_wraps_or_begins_again(
     assert reading.energy_j == pytest.approx(joules)
 
 
+def test_a_slice_is_a_part_of_its_gpu(loaded_driver: FakeDriver) -> None:
+    """The reading of a MIG slice has the name and the cap of its GPU and its own memory, but no power of its own."""
+    for device in (1, "1-mig"):
+        for name, size in (("memory_total", 80 * 2**30), ("memory_free", 2**30), ("energy", 5_000)):
+            loaded_driver.put(device, name, size if device == 1 else size // 8)
+    sensor = open_sensor("cuda", {"CUDA_VISIBLE_DEVICES": "MIG-1"})
+    assert sensor is not None
+    reading = sensor.read()
+    assert reading is not None
+    assert (sensor.device, reading.device, reading.cap_watts) == ("GPU-1", "GPU-1", 700.0)
+    assert (reading.draw_watts, reading.energy_j) == (None, None)
+    assert reading.memory_free_bytes == 2**27
+    loaded_driver.put(1, "error", GPU_IS_LOST)
+    assert sensor.read() is None
+
+
+def test_processes_of_a_gpu_count_its_energy_once(loaded_driver: FakeDriver) -> None:
+    """A process counts all while it is alone, and half while there are two. While nothing tells how many there are, its
+    part is not known, and comes with the next reading.
+    """
+    sensor = open_sensor("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-0"})
+    assert sensor is not None
+
+    def read(processes: int | None, energy_mj: int) -> tuple[float | None, float | None]:
+        loaded_driver.put(0, "energy", energy_mj)
+        if processes is None:
+            loaded_driver.remove(0, "processes")
+        else:
+            loaded_driver.put(0, "processes", processes)
+        reading = sensor.read()
+        assert reading is not None
+        return reading.draw_watts, reading.energy_j
+
+    assert read(1, 0) == (100.0, 0.0)
+    assert read(1, 4_000) == (100.0, 4.0)
+    assert read(2, 10_000) == (50.0, 7.0)
+    assert read(None, 12_000) == (None, None)
+    assert read(2, 14_000) == (50.0, 9.0)
+    assert read(0, 15_000) == (100.0, 10.0)
+
+
 @pytest.mark.parametrize("name", ["", "0", "GPU-x", "GPU-0,GPU-1", "MIG-1"])
 def test_without_a_gpu_of_its_name_there_is_no_sensor(name: str, loaded_driver: FakeDriver) -> None:
     """A worker whose GPU the driver does not know by name reads nothing."""
