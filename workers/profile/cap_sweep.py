@@ -1,12 +1,14 @@
 """Measures what power caps cost: the time and the power of prompts' and tokens' iterations under a series of caps.
 
-It sets caps on the GPU that it measures, so it needs root, and no server may run there. The former limit is put back
-in any case, also when it is interrupted.
+It sets caps on the GPU that it measures, so it needs root, and no server may run there. No cap is above the GPU's
+former limit, because a person may have lowered that. It is put back in any case, also when the measurement is
+interrupted.
 """
 
 import statistics
 import time
 from collections.abc import Callable
+from math import ceil, floor
 from typing import Final, NamedTuple
 
 from actorserve.core.messages import DevicePower
@@ -43,26 +45,34 @@ def sweep_caps(
     times: SweepTimes = _USUAL,
     clock: Callable[[], float] = time.monotonic,
 ) -> CapSweep:
-    """Measure the phases on the GPU called ``device``, under even steps from its highest cap to its lowest one.
+    """Measure the phases on the GPU called ``device``, under even steps of whole watts from its default limit, or its
+    former one if that is lower, to its lowest one.
 
-    ``prompt_s`` and ``token_s`` run an iteration of their phase, and return its seconds. Raises: CapsError.
+    ``prompt_s`` and ``token_s`` run an iteration of their phase, and return its seconds. The last row is always that of
+    the default limit, because a curve's fractions are of it. Where the former limit is lower that row repeats the one
+    of the former limit, because the server does not pass it either, so a higher cap changes nothing. Raises: CapsError.
     """
     former = _power(gpus, device)
     if former.cap_watts is None or former.draw_watts is None:
         raise CapsError(f"GPU {device} does not tell its power limit and its power")
     _set(gpus, device, former.cap_watts)  # whether that is permitted, before anything is changed
-    step = (former.most_watts - former.least_watts) / (NUM_CAPS - 1)
-    caps = [former.least_watts + step * number for number in range(NUM_CAPS)]
+    least, full = ceil(former.least_watts), floor(former.usual_watts)
+    top = floor(min(former.most_watts, former.usual_watts, former.cap_watts))
+    if top - least < NUM_CAPS:
+        raise CapsError(f"GPU {device} has no room for caps: its limit is {top} W, and the lowest one {least} W")
+    caps = [float(round(least + (top - least) * number / (NUM_CAPS - 1))) for number in range(NUM_CAPS)]
     rows: list[tuple[float, float, float, float, float]] = []
     try:
         for cap in reversed(caps):
-            _set(gpus, device, float(round(cap)))
+            _set(gpus, device, cap)
             prompt = _measure(gpus, device, prompt_s, times, clock)
             token = _measure(gpus, device, token_s, times, clock)
-            rows.append((float(round(cap)), prompt[0], token[0], prompt[1], token[1]))
+            rows.append((cap, prompt[0], token[0], prompt[1], token[1]))
     finally:
         if not gpus.set_cap(device, former.cap_watts):
             raise CapsError(f"GPU {device} did not get its former limit of {former.cap_watts:.0f} W back; set it")
+    if top < full:
+        rows.insert(0, (float(full), *rows[0][1:]))
     watts, prompts_s, tokens_s, prompt_watts, token_watts = zip(*reversed(rows), strict=True)
     return CapSweep(watts, prompts_s, tokens_s, prompt_watts, token_watts, source)
 

@@ -77,8 +77,9 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class CapSweep:
-    """What power caps cost, measured: columns by rising cap. An iteration of a prompt takes ``prompt_s`` at
-    ``prompt_watts`` under each cap, and one of decodes ``token_s`` at ``token_watts``. ``source`` names the device.
+    """What power caps cost, measured: columns by rising cap, up to the device's default power limit. An iteration of a
+    prompt takes ``prompt_s`` at ``prompt_watts`` under each cap, and one of decodes ``token_s`` at ``token_watts``.
+    ``source`` names the device.
 
     Raises: ValueError for columns of different lengths.
     """

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from actorserve.core.power.curves import measured_curves
 from actorserve.core.timing.profile import CapSweep, Curve
 from actorserve.profile_files import parse_profile, profile_text
 from tests.core.harness.driver import PROFILE
@@ -14,7 +15,7 @@ from tools.profiling.errors import NoCapsError
 from workers.power.nvml import Gpus, open_gpus
 from workers.profile.cap_sweep import NUM_CAPS, CapsError, SweepTimes, sweep_caps
 
-FORMER_WATTS = 650.0
+FORMER_WATTS = 650.0  # an operator's own limit
 
 
 class Card:
@@ -25,6 +26,7 @@ class Card:
         self.now = 0.0
         self.num_left = fails_after
         self.error = error
+        self.most_watts = 0.0  # that an iteration could take
         driver.put(0, "limit", int(FORMER_WATTS) * WATT)
 
     def prompt_s(self) -> float:
@@ -40,6 +42,7 @@ class Card:
         if not self.num_left:
             raise self.error
         self.now += 1.0
+        self.most_watts = max(self.most_watts, self.driver.limit(0))
         self.driver.put(0, "draw", round(watts * WATT))
         return seconds
 
@@ -51,8 +54,9 @@ class Card:
 
 
 def test_both_phases_are_timed_under_each_cap(loaded_driver: FakeDriver) -> None:
-    """Seven even caps from the least to the most, with times and power; a profile's file keeps them."""
+    """Seven even caps from the least to the default limit, with times and power; a profile's file keeps them."""
     card = Card(loaded_driver)
+    loaded_driver.put(0, "limit", 700 * WATT)
     caps = card.sweep()
     steady = Curve((1.0, 2.0), (0.01, 0.01))
     profile = replace(PROFILE, dtype="float32", decode=steady, decode_context=steady, caps=caps)
@@ -63,8 +67,38 @@ def test_both_phases_are_timed_under_each_cap(loaded_driver: FakeDriver) -> None
     assert profile.caps.prompt_watts == profile.caps.caps_watts
     assert profile.caps.token_watts == (200.0, 283.0, 350.0, 350.0, 350.0, 350.0, 350.0)
     assert len(profile.caps.caps_watts) == NUM_CAPS
-    assert loaded_driver.limit(0) == FORMER_WATTS
+    assert loaded_driver.limit(0) == 700.0
     assert parse_profile(profile_text(profile), "a test").caps == profile.caps
+
+
+def test_a_limit_that_a_person_lowered_is_not_passed(loaded_driver: FakeDriver) -> None:
+    """Caps begin at that limit. Curves are of the default limit, up to which a higher cap changes nothing."""
+    card = Card(loaded_driver)
+    caps = card.sweep()
+    assert caps.caps_watts == (200.0, 275.0, 350.0, 425.0, 500.0, 575.0, 650.0, 700.0)
+    assert caps.prompt_s[-2:] == (70.0 / FORMER_WATTS,) * 2
+    assert caps.prompt_watts[-2:] == (FORMER_WATTS,) * 2
+    assert card.most_watts == loaded_driver.limit(0) == FORMER_WATTS
+    curve = measured_curves(caps).prompt
+    assert curve.factor(FORMER_WATTS / 700.0) == 1.0
+    assert curve.factor(350.0 / 700.0) == pytest.approx(FORMER_WATTS / 350.0)
+
+
+def test_a_limit_that_a_person_raised_is_not_used(loaded_driver: FakeDriver) -> None:
+    """Curves are of the default limit, so caps above it are not measured. The raised limit comes back."""
+    loaded_driver.put(0, "usual", 500 * WATT)
+    card = Card(loaded_driver)
+    assert card.sweep().caps_watts == (200.0, 250.0, 300.0, 350.0, 400.0, 450.0, 500.0)
+    assert card.most_watts == 500.0
+    assert loaded_driver.limit(0) == FORMER_WATTS
+
+
+def test_without_room_below_the_limit_nothing_is_measured(loaded_driver: FakeDriver) -> None:
+    """A limit near the lowest one leaves no steps."""
+    card = Card(loaded_driver, fails_after=1)
+    loaded_driver.put(0, "limit", 203 * WATT)
+    with pytest.raises(CapsError, match="its limit is 203 W, and the lowest one 200 W"):
+        card.sweep()
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -87,9 +121,9 @@ def test_without_permission_nothing_is_changed(loaded_driver: FakeDriver) -> Non
 
 def test_a_gpu_that_ignores_caps_is_not_measured(loaded_driver: FakeDriver) -> None:
     """A limit that does not follow would make a flat curve."""
-    card = Card(loaded_driver, fails_after=1)
+    card = Card(loaded_driver)
     loaded_driver.put(0, "deaf", 1)
-    with pytest.raises(CapsError, match="does not take a limit of 700 W"):
+    with pytest.raises(CapsError, match="does not take a limit of 575 W"):
         card.sweep()
 
 
