@@ -33,6 +33,7 @@ class Flight:
         "_num_begun",
         "_num_ended",
         "_num_left",
+        "cap",
         "chunks",
         "ends",
         "event_s",
@@ -50,6 +51,7 @@ class Flight:
         self.request_ids = tuple([request.request_id for request, _ in step.batch.rows])
         self.ends: list[tuple[float, float]] = []  # each step's end and duration; the first step is in flight
         self.num_later = num_quiet + 1
+        self.cap = 1.0  # of the machine's power, under which the predicted durations hold
         self.planned_s = planned_s  # when the next step that is not predicted is planned
         self.event_s: float | None = None  # when the core will be told
         self.learned: StepTimes | None = None  # the core's times then, if its plans may come too late
@@ -190,6 +192,8 @@ class EngineModel:
         """
         num_before, (free_s, before_s) = (0, (0.0, 0.0)) if before is None else (1, before.ends[0])
         flight = Flight(step, num_quiet, planned_s, endings)
+        if self.power is not None:
+            flight.cap = self.power.cap
         if self._noise:
             flight.noises = self._noises_from(self.num_steps + num_before)
         if num_quiet and self._run_ahead and self._has_pauses:
@@ -263,7 +267,7 @@ class EngineModel:
             self.busy_s += duration_s
             self.occupancy.add(num_in_batch, duration_s, end_s)
             if self.power is not None:
-                self.power.add(num_prompt_tokens, num_tokens, duration_s, end_s)
+                self.power.add(num_prompt_tokens, num_tokens, duration_s, end_s, flight.cap)
         self.num_steps += num_steps
         for _ in range(min(num_steps, len(self._noises))):
             self._noises.popleft()

@@ -244,8 +244,7 @@ class Simulation:
     def _start(self, name: str) -> None:
         """Start a new incarnation. Its peers first hear of the old incarnation's death, and then meet the new one."""
         self._incarnations[name] = incarnation = self._incarnations.get(name, 0) + 1
-        process = self._make(Peer(name, incarnation))
-        process.born_s = self._ordered_s.pop(name, self.now)
+        process = self._make(Peer(name, incarnation), self._ordered_s.pop(name, self.now))
         self.processes[name] = process
         others = list(self.processes.values())
         if incarnation > 1:
@@ -262,15 +261,15 @@ class Simulation:
         if process.role is Role.WORKER and self.config.cluster.power.budget is not None:
             self._handle(process, PowerReading(device=name))
 
-    def _make(self, peer: Peer) -> Process:
+    def _make(self, peer: Peer, born_s: float) -> Process:
         cluster = self.config.cluster
         if peer.name == COORDINATOR:
-            return Process(peer, Role.COORDINATOR, make_coordinator(cluster), born_s=self.now)
+            return Process(peer, Role.COORDINATOR, make_coordinator(cluster), born_s=born_s)
         if peer.name == GATEWAY:
-            return Process(peer, Role.GATEWAY, make_gateway(cluster), born_s=self.now)
+            return Process(peer, Role.GATEWAY, make_gateway(cluster), born_s=born_s)
         core = make_instance(cluster, self._machines.group_of(peer.name), self._machines.profile_of(peer.name))
-        engine = self._machines.engine(peer, self._make_engine, self.now)
-        return Process(peer, Role.WORKER, core, engine, born_s=self.now)
+        engine = self._machines.engine(peer, self._make_engine, born_s)
+        return Process(peer, Role.WORKER, core, engine, born_s=born_s)
 
     def _meet(self, process: Process, other: Process) -> None:
         worker = None

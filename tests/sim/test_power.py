@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from actorserve.core.messages import Open, SetPowerCaps
 from actorserve.core.power.curves import CURVES
 from actorserve.errors import SimulationError
 from actorserve.sim.config import parse_run
@@ -29,24 +30,32 @@ def simulate(values: dict[str, Any]) -> dict[str, Any]:
     return Simulation(config, [PROFILE] * len(config.cluster.all_groups)).run().figures()
 
 
+class CappedSoon(Simulation):
+    """A second after a request has come, the machine gets a cap of half its power."""
+
+    def _send_request(self, request: Open) -> None:
+        super()._send_request(request)
+        self._at(self.now + 1.0, self._set_caps, SetPowerCaps(1, ("worker-0",), (WATTS / 2,)))
+
+
 def machine(cap: float = 1.0, **table: Any) -> MachinePower:
     return MachinePower(PowerTable(**{**POWER, **table}), WATTS, cap, 0.0, 100.0)
 
 
 def test_power_follows_what_the_machine_computes() -> None:
     """Short prompts take less than long ones, and tokens what the curves say; a cap bounds all of them."""
-    shares = [machine().watts(num_tokens) / WATTS for num_tokens in (0, 1, 128, 384, 1024, 9000)]
+    shares = [machine().watts(num_tokens, 1.0) / WATTS for num_tokens in (0, 1, 128, 384, 1024, 9000)]
     half_way = (PROMPT_SHARES[1][1] + PROMPT_SHARES[2][1]) / 2
     assert shares == pytest.approx([A100.token_draw, PROMPT_SHARES[0][1], PROMPT_SHARES[0][1], half_way, 1.0, 1.0])
-    assert [machine(0.5).watts(num_tokens) for num_tokens in (0, 1024)] == [500.0, 500.0]
+    assert [machine().watts(num_tokens, 0.5) for num_tokens in (0, 1024)] == [500.0, 500.0]
 
 
 def test_energy_is_power_over_time() -> None:
     """Two seconds of a long prompt, five of tokens, and three idle."""
     power = machine()
-    power.add(1024, 1, 2.0, 2.0)
-    power.add(0, 50, 5.0, 7.0)
-    energy = power.end(0.0, 10.0)
+    power.add(1024, 1, 2.0, 2.0, 1.0)
+    power.add(0, 50, 5.0, 7.0, 1.0)
+    energy = power.end(10.0)
     assert energy.prompt_j == pytest.approx(2.0 * WATTS)
     assert energy.token_j == pytest.approx(5.0 * A100.token_draw * WATTS)
     assert energy.idle_j == pytest.approx(3.0 * 0.25 * WATTS)
@@ -57,14 +66,35 @@ def test_a_cap_counts_for_the_time_that_it_is_set() -> None:
     """Half of the time at full power and half of it at 0.6 allow 0.8 of full power."""
     power = machine()
     power.set_cap(0.6, 5.0)
-    assert power.end(0.0, 10.0).figures()["cap"] == pytest.approx(0.8)
+    assert power.end(10.0).figures()["cap"] == pytest.approx(0.8)
+
+
+def test_an_idle_machine_takes_what_each_cap_leaves_it() -> None:
+    """Three seconds idle at full power. A prompt goes on at full power when the cap falls below the idle draw, under
+    which the rest is idle until the run ends.
+    """
+    power = machine(idle_draw=0.5)
+    power.set_cap(0.25, 4.0)
+    power.add(1024, 1, 2.0, 5.0, 1.0)
+    power.set_cap(0.3, 60.0)
+    energy = power.end(120.0)
+    assert energy.prompt_j == pytest.approx(2.0 * WATTS)
+    assert energy.idle_j == pytest.approx((3.0 * 0.5 + 55.0 * 0.25 + 40.0 * 0.3) * WATTS)
+
+
+def test_an_iteration_is_paid_under_the_cap_of_its_time() -> None:
+    """The cap falls while a prompt of two seconds runs, which keeps its time and its power. Tokens after it do not."""
+    config = parse_run(grouped([{"name": "all", "count": 1}]), "test")
+    energy = CappedSoon(config, [PROFILE]).run().energies[config.cluster.all_groups[0]]
+    assert energy.prompt_j == pytest.approx(2.0 * PROMPT_SHARES[0][1] * WATTS)
+    assert energy.token_j == pytest.approx(1.5 * A100.token.factor(0.5) * 0.5 * WATTS)
 
 
 def test_assumptions_replace_the_curves() -> None:
     """The draw of tokens, and how much longer both phases take at half power, are what a sweep varies."""
     swept = machine(0.5, curves="h100", token_draw=0.9, slowdown_at_half=1.3)
     assert swept.decode_factor == pytest.approx(1.3)
-    assert machine(curves="h100", token_draw=0.9).watts(0) == pytest.approx(900.0)
+    assert machine(curves="h100", token_draw=0.9).watts(0, 1.0) == pytest.approx(900.0)
     slower = machine(0.5, curves="h100", prompt_slowdown_at_half=1.3)
     assert slower.prefill_factor == pytest.approx(1.3)
     assert slower.decode_factor == machine(0.5, curves="h100").decode_factor

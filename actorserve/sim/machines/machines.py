@@ -63,13 +63,15 @@ class Machines:
         """The times that the worker knows."""
         return self._profiles[self.group_of(worker)]
 
-    def engine(self, peer: Peer, make: Callable[..., EngineModel], now: float) -> EngineModel:
-        """The engine of a worker that starts now. ``make`` gets what ``EngineModel`` gets."""
+    def engine(self, peer: Peer, make: Callable[..., EngineModel], born_s: float) -> EngineModel:
+        """The engine of a worker that starts now, whose machine has run since ``born_s``. ``make`` gets what
+        ``EngineModel`` gets.
+        """
         cluster, group = self._cluster, self.group_of(peer.name)
         profile, power = self._profiles[group], None
         if cluster.power.curves is not None:
             cap = 1.0 if group.cap is None else group.cap
-            power = MachinePower(cluster.power, group.watts or 0.0, cap, now, self._until_s)
+            power = MachinePower(cluster.power, group.watts or 0.0, cap, born_s, self._until_s)
         return make(
             profile,
             cluster.tokens_per_block * profile.kv_bytes_per_token,
@@ -97,7 +99,7 @@ class Machines:
         engine.occupancy.live(process.born_s, until_s)
         self.occupancies[group].merge(engine.occupancy)
         if engine.power is not None:
-            self.energies[group].add(engine.power.end(process.born_s, until_s))
+            self.energies[group].add(engine.power.end(until_s))
 
     # --- power caps --------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,9 @@ and the curves are those of ``core.power.curves``, by which the governor caps.
 """
 
 from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
@@ -112,16 +114,30 @@ class MachineEnergy:
 
 
 class MachinePower:
-    """The power of one machine, under a cap that may change. What happens after ``until_s`` does not count."""
+    """The power of one machine, under a cap that may change. What happens after ``until_s`` does not count.
 
-    __slots__ = ("_busy_s", "_cap_since_s", "_curves", "_idle_draw", "_until_s", "cap", "energy", "full_watts")
+    An iteration takes power under the cap that its time holds under, also when the cap changes meanwhile. A machine
+    without an iteration takes power under the cap of the moment.
+    """
+
+    __slots__ = (
+        "_cap_since_s",
+        "_caps",
+        "_curves",
+        "_idle_draw",
+        "_idle_since_s",
+        "_until_s",
+        "cap",
+        "energy",
+        "full_watts",
+    )
 
     def __init__(self, table: PowerTable, full_watts: float, cap: float, born_s: float, until_s: float) -> None:
         """``cap``: as a share of full power."""
         self._curves = table.phase_curves
         self._idle_draw = table.idle_draw
-        self._busy_s = 0.0
-        self._cap_since_s = born_s
+        self._cap_since_s = self._idle_since_s = born_s
+        self._caps = deque([(born_s, cap)])  # the caps with their beginnings, from the one at ``_idle_since_s`` on
         self._until_s = until_s
         self.full_watts = full_watts
         self.cap = cap
@@ -130,12 +146,26 @@ class MachinePower:
     def set_cap(self, cap: float, now: float) -> None:
         self._count_cap(now)
         self.cap = cap
+        self._caps.append((now, cap))
 
     def _count_cap(self, now: float) -> None:
         since_s, self._cap_since_s = self._cap_since_s, now
         duration_s = max(0.0, min(now, self._until_s) - since_s)
         self.energy.allowed_j += duration_s * self.cap * self.full_watts
         self.energy.full_j += duration_s * self.full_watts
+
+    def _count_idle(self, end_s: float) -> None:
+        """There was no iteration from ``_idle_since_s`` to ``end_s``."""
+        end_s = min(end_s, self._until_s)
+        while self._caps:
+            _, cap = self._caps[0]
+            cap_end_s = self._caps[1][0] if len(self._caps) > 1 else inf
+            part_s = max(0.0, min(end_s, cap_end_s) - self._idle_since_s)
+            self.energy.idle_j += part_s * self.full_watts * min(self._idle_draw, cap)
+            self._idle_since_s += part_s
+            if cap_end_s > end_s:
+                break
+            self._caps.popleft()
 
     @property
     def prefill_factor(self) -> float:
@@ -147,34 +177,33 @@ class MachinePower:
         """How many times as long tokens take under the cap."""
         return self._curves.token.factor(self.cap)
 
-    def watts(self, num_prompt_tokens: int) -> float:
-        """In an iteration with so many tokens of prompts."""
+    def watts(self, num_prompt_tokens: int, cap: float) -> float:
+        """In an iteration with so many tokens of prompts, under this cap."""
         draw = self._curves.token_draw
         if num_prompt_tokens:
             draw = max(draw, self._curves.prompt_draw * _share_of(num_prompt_tokens))
-        return self.full_watts * min(draw, self.cap)
+        return self.full_watts * min(draw, cap)
 
-    def add(self, num_prompt_tokens: int, num_tokens: int, duration_s: float, end_s: float) -> None:
+    def add(self, num_prompt_tokens: int, num_tokens: int, duration_s: float, end_s: float, cap: float) -> None:
         """An iteration with so many tokens of prompts took ``duration_s``, and ended at ``end_s``, when it had made
-        ``num_tokens`` output tokens.
+        ``num_tokens`` output tokens. Its time holds under ``cap``. Iterations are added in order.
         """
         energy = self.energy
+        self._count_idle(end_s - duration_s)
+        self._idle_since_s = end_s
         if end_s > self._until_s:
             duration_s -= min(duration_s, end_s - self._until_s)
             num_tokens = 0
         energy.num_tokens += num_tokens
-        self._busy_s += duration_s
         if num_prompt_tokens:
-            energy.prompt_j += duration_s * self.watts(num_prompt_tokens)
+            energy.prompt_j += duration_s * self.watts(num_prompt_tokens, cap)
         else:
-            energy.token_j += duration_s * self.watts(0)
+            energy.token_j += duration_s * self.watts(0, cap)
 
-    def end(self, born_s: float, end_s: float) -> MachineEnergy:
+    def end(self, end_s: float) -> MachineEnergy:
         """The energy of its life."""
         self._count_cap(end_s)
-        alive_s = max(0.0, min(end_s, self._until_s) - born_s)
-        idle_watts = self.full_watts * min(self._idle_draw, self.cap)
-        self.energy.idle_j = max(0.0, alive_s - self._busy_s) * idle_watts
+        self._count_idle(end_s)
         return self.energy
 
 
