@@ -25,7 +25,7 @@ from actorserve.core.power.caps import Staircase, meet_budgets
 
 REPORT_S: Final = 0.25
 _SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
-_AGAIN_S: Final = 5.0  # a cap that a device forgot, or does not take, is set again after this time
+_AGAIN_S: Final = 5.0  # a cap that a device forgot, or does not come down to, is set again after this time
 _UNGOVERNED_S: Final = 5.0  # a coordinator with a budget orders something within this time
 
 
@@ -41,7 +41,7 @@ class ActuatorState:
     """The pure state machine of an actuator."""
 
     def __init__(self, config: ActuatorConfig) -> None:
-        self.num_forgotten = 0  # how often a device had another cap than the one that was set
+        self.num_forgotten = 0  # how often a device had a higher cap than the one that was set
         self.num_refused = 0  # messages that were not the serving coordinator's, or were old
         self._config = config
         self._budget_watts = config.budget_watts
@@ -119,9 +119,11 @@ class ActuatorState:
         return effects + self._set(forgotten, now)
 
     def _is_forgotten(self, power: DevicePower, now: float) -> bool:
-        """Whether the device has another cap than the one that was set a while ago."""
+        """Whether the device has a higher cap than the one that was set a while ago. A lower one keeps the budget, and
+        the governor may have given the watts to another device.
+        """
         wanted = self._caps.get(power.device)
-        if wanted is None or power.cap_watts is None or abs(power.cap_watts - wanted) <= _SAME_WATTS:
+        if wanted is None or power.cap_watts is None or power.cap_watts <= wanted + _SAME_WATTS:
             return False
         return now >= self._set_s[power.device] + _AGAIN_S
 

@@ -59,7 +59,7 @@ def test_devices_are_read_all_the_time() -> None:
 
 
 def test_a_forgotten_cap_is_set_again() -> None:
-    """A device that has another cap than the one that was set gets it again after a while, if it can be set."""
+    """A device that has a higher cap than the one that was set gets it again after a while, if it can be set."""
     state = ActuatorState(ActuatorConfig())
     state.handle(UP, 0.0)
     state.handle(SetPowerCaps(1, ("x", "y"), (300.0, 300.0)), 0.0, COORDINATOR)
@@ -67,6 +67,15 @@ def test_a_forgotten_cap_is_set_again() -> None:
     assert len(state.handle(forgot, 1.0)) == 1, "it may still come"
     assert state.handle(forgot, 6.0)[1:] == [SetCaps(("x",), (300.0,))]
     assert state.num_forgotten == 1
+
+
+def test_a_raise_that_a_device_refused_is_not_set_again() -> None:
+    """The governor may have given its watts to another device, so the sum would pass the budget."""
+    state = ActuatorState(ActuatorConfig())
+    state.handle(UP, 0.0)
+    state.handle(SetPowerCaps(1, ("x",), (600.0,)), 0.0, COORDINATOR)
+    assert len(state.handle(PowerRead((h100("x", 400.0),)), 60.0)) == 1
+    assert state.num_forgotten == 0
 
 
 def alone(budget: float | None, *devices: DevicePower) -> list[Effect]:
