@@ -1,11 +1,12 @@
 """The actuator's core: what a host's power caps are, told by the serving coordinator and by no other process.
 
 It reports what it reads, sets again what a device forgot, and holds the caps while there is no coordinator. If none
-comes back for ``alone_after_s``, it shares the host's budget evenly among the devices, because nothing tells it what
-they do. A coordinator that has no budget orders nothing: then the devices get the limits that they had before.
+comes back for ``alone_after_s``, it shares the host's budget evenly among the devices (``core.power.even_share``). A
+coordinator that has no budget orders nothing: then the devices get the limits that they had before.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from actorserve.core.effects import Effect, PutBackLimits, ReadPower, Send, SetCaps
@@ -21,11 +22,11 @@ from actorserve.core.messages import (
     SetPowerCaps,
     Tick,
 )
-from actorserve.core.power.caps import Staircase, meet_budgets
+from actorserve.core.power.even_share import SAME_WATTS, cap_watts, share_evenly
 
 REPORT_S: Final = 0.25
-_SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
 _AGAIN_S: Final = 5.0  # a cap that a device forgot, or does not come down to, is set again after this time
+_STUCK_S: Final = 1.0  # a device whose cap is too high for so long does not come down
 _UNGOVERNED_S: Final = 5.0  # a coordinator with a budget orders something within this time
 
 
@@ -51,7 +52,8 @@ class ActuatorState:
         self._set_s: dict[str, float] = {}  # when each cap was last set
         self._alone_since_s: float | None = None
         self._silent_since_s: float | None = None  # since when a coordinator has been up that has ordered nothing
-        self._split: frozenset[str] = frozenset()  # the devices whose caps share the budget evenly
+        self._shared_watts: float | None = None  # what the devices share while there is no coordinator
+        self._high_since_s: dict[str, float] = {}  # since when a device has had a higher cap than the one that was set
         self._next_read_s: float | None = None
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
@@ -61,7 +63,7 @@ class ActuatorState:
         match message:
             case PeerUp(peer=peer, role=Role.COORDINATOR):
                 self._coordinator, self._number = peer, 0
-                self._alone_since_s, self._silent_since_s, self._split = None, now, frozenset()
+                self._alone_since_s, self._silent_since_s, self._shared_watts = None, now, None
                 return self._read(now)
             case PeerDown(peer=peer) if peer == self._coordinator:
                 self._coordinator, self._alone_since_s = None, now
@@ -98,34 +100,44 @@ class ActuatorState:
         the caps if the coordinator has no budget.
         """
         effects: list[Effect] = []
+        self._watch(read.devices, now)
         if self._coordinator is not None:
             effects.append(Send(self._coordinator, PowerReport(self._number, read.devices, read.feed_watts)))
             if self._caps and self._silent_since_s is not None and now >= self._silent_since_s + _UNGOVERNED_S:
                 self._caps.clear()
                 self._budget_watts = None
                 return [*effects, PutBackLimits(), *self._read(now)]
-        elif self._is_alone(now) and self._budget_watts is not None:
-            devices = frozenset([power.device for power in read.devices if power.can_set])
-            if devices != self._split:
-                self._split = devices
-                effects += self._set(_even_caps(read.devices, self._budget_watts), now)
-                return [*effects, *self._read(now)]
+        elif self._is_alone(now) and self._budget_watts is not None and read.devices:
+            caps = self._share(read.devices, self._budget_watts, now)
+            if caps:
+                return [*self._set(caps, now), *self._read(now)]
         forgotten = {
             power.device: self._caps[power.device]
             for power in read.devices
-            if power.can_set and self._is_forgotten(power, now)
+            if power.can_set and power.device in self._high_since_s and now >= self._set_s[power.device] + _AGAIN_S
         }
         self.num_forgotten += len(forgotten)
         return effects + self._set(forgotten, now)
 
-    def _is_forgotten(self, power: DevicePower, now: float) -> bool:
-        """Whether the device has a higher cap than the one that was set a while ago. A lower one keeps the budget, and
-        the governor may have given the watts to another device.
+    def _watch(self, devices: tuple[DevicePower, ...], now: float) -> None:
+        """See which devices have a higher cap than the one that was set. A lower one keeps the budget, and the governor
+        may have given the watts to another device.
         """
-        wanted = self._caps.get(power.device)
-        if wanted is None or power.cap_watts is None or power.cap_watts <= wanted + _SAME_WATTS:
-            return False
-        return now >= self._set_s[power.device] + _AGAIN_S
+        self._high_since_s = {
+            power.device: self._high_since_s.get(power.device, now)
+            for power in devices
+            if power.cap_watts is not None and power.cap_watts > self._caps.get(power.device, inf) + SAME_WATTS
+        }
+
+    def _share(self, devices: tuple[DevicePower, ...], budget_watts: float, now: float) -> dict[str, float]:
+        """The caps to set because there is no coordinator. All devices together get no more than a coordinator left
+        them, because other hosts may have the rest of the cluster's budget.
+        """
+        if self._shared_watts is None:
+            left = sum(map(cap_watts, devices)) if self._caps else budget_watts
+            self._shared_watts = min(budget_watts, left)
+        stuck = {device for device, since_s in self._high_since_s.items() if now >= since_s + _STUCK_S}
+        return share_evenly(devices, self._caps, stuck, self._shared_watts)
 
     def _is_alone(self, now: float) -> bool:
         return self._alone_since_s is not None and now >= self._alone_since_s + self._config.alone_after_s
@@ -139,22 +151,3 @@ class ActuatorState:
         self._caps.update(caps)
         self._set_s.update(dict.fromkeys(caps, now))
         return [SetCaps(tuple(order), tuple([caps[device] for device in order]))]
-
-
-def _even_caps(devices: tuple[DevicePower, ...], budget_watts: float) -> dict[str, float]:
-    """The budget, shared by the same part of each device's way from its full to its least power."""
-    ways = [_way(power) for power in devices]
-    caps = meet_budgets(ways, {"": budget_watts}, None)
-    return {
-        power.device: max(power.least_watts, float(int(cap)))
-        for power, cap in zip(devices, caps, strict=True)
-        if power.can_set
-    }
-
-
-def _way(power: DevicePower) -> Staircase:
-    full = min(power.most_watts, max(power.least_watts, power.usual_watts))
-    if power.can_set:
-        return Staircase("", None, full, power.least_watts, power.least_watts)
-    fixed = full if power.cap_watts is None else power.cap_watts
-    return Staircase("", None, fixed, fixed, fixed)

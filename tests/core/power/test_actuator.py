@@ -1,5 +1,6 @@
 """The actuator obeys the serving coordinator alone, and knows what to do without one."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from actorserve.core.effects import Effect, PutBackLimits, ReadPower, Send, SetCaps
@@ -78,39 +79,117 @@ def test_a_raise_that_a_device_refused_is_not_set_again() -> None:
     assert state.num_forgotten == 0
 
 
-def alone(budget: float | None, *devices: DevicePower) -> list[Effect]:
-    """What an actuator does that has had no coordinator for a minute, with a coordinator's caps before."""
-    state = ActuatorState(ActuatorConfig(budget, alone_after_s=60.0))
-    state.handle(UP, 0.0)
-    state.handle(SetPowerCaps(1, ("x", "y"), (700.0, 350.0), budget), 0.0, COORDINATOR)
-    held = PowerRead(tuple(devices))
-    state.handle(PeerDown(COORDINATOR), 10.0)
-    assert not [effect for effect in state.handle(held, 69.0) if isinstance(effect, SetCaps)], "it holds the caps"
-    effects = state.handle(held, 70.0)
-    assert not [effect for effect in state.handle(held, 71.0) if isinstance(effect, SetCaps)], "once"
-    return effects
+class Alone:
+    """An actuator without a coordinator, and its devices, which do what ``obeys`` says. ``caps`` are those that an
+    earlier coordinator left.
+    """
+
+    def __init__(self, budget: float | None, *devices: DevicePower, caps: dict[str, float] | None = None) -> None:
+        self.state = ActuatorState(ActuatorConfig(budget, alone_after_s=60.0))
+        self.devices = {power.device: power for power in devices}
+        self.obeys: Callable[[str, float], float] = lambda _, watts: watts
+        self.sets: list[dict[str, float]] = []
+        self.most_watts = 0.0
+        """The highest sum of the caps so far."""
+        self.now = 0.0
+        if caps is not None:
+            self.state.handle(UP, 0.0)
+            self.state.handle(SetPowerCaps(1, tuple(caps), tuple(caps.values()), budget), 0.0, COORDINATOR)
+            self.state.handle(PeerDown(COORDINATOR), 0.0)
+
+    def run(self, seconds: float) -> None:
+        """Read four times a second, and after each order."""
+        for _ in range(round(4 * seconds)):
+            self._carry(self.state.handle(Tick(), self.now))
+            self.now += 0.25
+
+    def caps(self) -> dict[str, float | None]:
+        return {name: power.cap_watts for name, power in self.devices.items()}
+
+    def _carry(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, SetCaps):
+                self.sets.append(dict(zip(effect.devices, effect.caps_watts, strict=True)))
+                for name, watts in self.sets[-1].items():
+                    self.devices[name] = replace(self.devices[name], cap_watts=self.obeys(name, watts))
+                    self.most_watts = max(self.most_watts, sum(power.cap_watts or 0.0 for power in self._all()))
+            else:
+                assert effect == ReadPower()
+                self._carry(self.state.handle(PowerRead(self._all()), self.now))
+
+    def _all(self) -> tuple[DevicePower, ...]:
+        return tuple(self.devices.values())
 
 
 def test_without_a_coordinator_the_budget_is_shared_evenly() -> None:
-    """After the stated time every device gets the same part of its way, what becomes lower first."""
-    assert alone(1050.0, h100("x", 700.0), h100("y", 350.0)) == [SetCaps(("x", "y"), (525.0, 525.0)), ReadPower()]
-    fixed = replace(h100("y", 600.0), can_set=False)
-    assert alone(1050.0, h100("x", 700.0), fixed) == [SetCaps(("x",), (450.0,)), ReadPower()]
+    """After the stated time every device gets the same part of its way, and then nothing changes."""
+    host = Alone(1050.0, h100("x", 700.0), h100("y", 350.0), caps={"x": 700.0, "y": 350.0})
+    host.run(60.0)
+    assert host.sets == [], "it holds the caps"
+    host.run(60.0)
+    assert host.sets == [{"x": 525.0}, {"y": 525.0}]
+    host = Alone(1050.0, h100("x", 700.0), replace(h100("y", 600.0), can_set=False))
+    host.run(120.0)
+    assert host.sets == [{"x": 450.0}]
+
+
+def test_without_a_coordinator_caps_fall_before_others_rise() -> None:
+    """A cap rises by watts that no other device has any more, whichever ones come down."""
+    host = Alone(1050.0, h100("x", 700.0), h100("y", 350.0), caps={"x": 700.0, "y": 350.0})
+    host.obeys = lambda name, watts: 700.0 if name == "x" else watts
+    host.run(120.0)
+    assert host.most_watts == 1050.0
+    assert host.caps() == {"x": 700.0, "y": 350.0}
+    host.obeys = lambda _, watts: watts
+    host.run(10.0)
+    assert host.most_watts == 1050.0
+    assert host.caps() == {"x": 525.0, "y": 525.0}
+
+
+def test_without_a_coordinator_others_pay_for_a_device_that_does_not_come_down() -> None:
+    """The budget holds a second later, and without a change when that device is told again."""
+    host = Alone(1050.0, h100("x"), h100("y"))
+    host.obeys = lambda name, watts: 700.0 if name == "x" else watts
+    host.run(62.0)
+    assert host.caps() == {"x": 700.0, "y": 350.0}
+    host.sets.clear()
+    host.run(60.0)
+    assert {name for caps in host.sets for name in caps} == {"x"}
+
+
+def test_a_cap_that_is_forgotten_without_a_coordinator_is_set_again() -> None:
+    """The other devices keep theirs."""
+    host = Alone(1050.0, h100("x"), h100("y"))
+    host.run(90.0)
+    host.sets.clear()
+    host.devices["x"] = h100("x")
+    host.run(10.0)
+    assert host.sets == [{"x": 525.0}]
+
+
+def test_without_a_coordinator_a_host_takes_no_more_than_it_was_left() -> None:
+    """Other hosts may have the rest of the cluster's budget, so the sum of the caps does not rise."""
+    host = Alone(1400.0, h100("x", 600.0), h100("y", 300.0), caps={"x": 600.0, "y": 300.0})
+    host.run(120.0)
+    assert host.caps() == {"x": 450.0, "y": 450.0}
+    assert host.most_watts == 900.0
 
 
 def test_without_a_budget_the_caps_are_held_for_ever() -> None:
     """Nothing is to be shared."""
-    assert alone(None, h100("x", 700.0), h100("y", 350.0)) == []
+    host = Alone(None, h100("x", 700.0), h100("y", 350.0), caps={"x": 700.0, "y": 350.0})
+    host.run(120.0)
+    assert host.sets == []
 
 
 def test_a_device_that_comes_back_shares_the_budget_as_well() -> None:
     """Without a coordinator, devices that were not there when the budget was shared get their part when they are."""
-    state = ActuatorState(ActuatorConfig(1050.0, alone_after_s=60.0))
-    state.handle(Tick(), 0.0)
-    assert state.handle(PowerRead((h100("x"),)), 60.0) == [SetCaps(("x",), (700.0,)), ReadPower()]
-    both = PowerRead((h100("x"), h100("y")))
-    assert state.handle(both, 61.0) == [SetCaps(("x", "y"), (525.0, 525.0)), ReadPower()]
-    assert state.handle(both, 62.0) == []
+    host = Alone(1050.0, h100("x"))
+    host.run(90.0)
+    assert host.sets == []
+    host.devices["y"] = h100("y")
+    host.run(1.0)
+    assert host.caps() == {"x": 525.0, "y": 525.0}
 
 
 def test_a_coordinator_without_a_budget_gets_the_former_limits_back() -> None:
@@ -142,17 +221,17 @@ def test_a_coordinator_that_orders_keeps_the_caps() -> None:
 
 def test_no_even_part_is_below_a_devices_least_power() -> None:
     """A part is whole watts, or the device's least power, because the device would refuse less."""
-    x, y = h100("x", 700.0, least=200.5), h100("y", 350.0, least=200.5)
-    [effect, _] = alone(401.5, x, y)
-    assert effect == SetCaps(("x", "y"), (200.5, 200.5))
+    host = Alone(401.5, h100("x", 700.0, least=200.5), h100("y", 350.0, least=200.5))
+    host.run(90.0)
+    assert host.caps() == {"x": 200.5, "y": 200.5}
 
 
 def test_devices_that_can_be_set_again_share_the_budget() -> None:
     """Without a coordinator, a driver that hangs just when the budget is due to be shared shares it when it answers."""
-    state = ActuatorState(ActuatorConfig(1050.0, alone_after_s=60.0))
-    state.handle(Tick(), 0.0)
     devices = (h100("x"), h100("y"))
-    hanging = PowerRead(tuple([replace(power, draw_watts=None, can_set=False) for power in devices]))
-    assert not [effect for effect in state.handle(hanging, 60.0) if isinstance(effect, SetCaps)]
-    assert state.handle(PowerRead(devices), 61.0) == [SetCaps(("x", "y"), (525.0, 525.0)), ReadPower()]
-    assert state.handle(PowerRead(devices), 62.0) == []
+    host = Alone(1050.0, *[replace(power, draw_watts=None, can_set=False) for power in devices])
+    host.run(90.0)
+    assert host.sets == []
+    host.devices = {power.device: power for power in devices}
+    host.run(10.0)
+    assert host.sets == [{"x": 525.0, "y": 525.0}]
