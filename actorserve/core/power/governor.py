@@ -92,8 +92,6 @@ class _Device:
     power: DevicePower
     ordered_watts: float | None = None
     highest_watts: float = 0.0
-    order_number: int = 0
-    ordered_s: float = 0.0
     lowered_s: float | None = None
     ceiling_watts: float | None = None
     ceiling_until_s: float = 0.0
@@ -121,11 +119,10 @@ class _Device:
             return False
         return 0.0 < power.least_watts <= power.most_watts
 
-    def order(self, watts: float, now: float) -> None:
+    def order(self, watts: float) -> None:
         """Order a cap within its constraints."""
         self.ordered_watts = min(self.power.most_watts, max(self.power.least_watts, watts))
         self.highest_watts = max(self.highest_watts, self.ordered_watts)
-        self.ordered_s = now
 
     def forget_order(self) -> None:
         """The order was answered, or the actuator that got it is gone."""
@@ -137,13 +134,15 @@ class _Device:
 
 @dataclass(slots=True)
 class _Host:
-    """The host's actuator (None: it is gone), the number of the last order (0: it has got none, so it does not know yet
-    that its devices are governed), and the budget that it was told. Caps that were there first stay until
-    ``settled_s``.
+    """The host's actuator (None: it is gone), the number of the last order, which was sent at ``sent_s`` (0: none was,
+    so the actuator does not know yet that its devices are governed), the number of the last one that it has carried
+    out, and the budget that it was told. Caps that were there first stay until ``settled_s``.
     """
 
     actuator: Peer | None = None
     number: int = 0
+    done_number: int = 0
+    sent_s: float = 0.0
     told_budget: float | None = None
     feed_watts: float | None = None
     devices: dict[str, _Device] = field(default_factory=dict)
@@ -189,14 +188,14 @@ class PowerGovernor:
             known.actuator, known.number, known.told_budget = actuator, 0, None
             for device in known.devices.values():
                 device.forget_order()
-        known.feed_watts = report.feed_watts
+        known.feed_watts, known.done_number = report.feed_watts, report.sequence
         devices: dict[str, _Device] = {}
         for power in report.devices:
             device = known.devices.get(power.device) or _Device(power)
             if power.cap_watts is not None and power.cap_watts > device.bound_watts() + _SAME_WATTS:
                 self.next_s = now  # it has forgotten its cap, so a budget may be passed
             device.power, device.is_gone = power, False
-            self._read_back(device, report.sequence, now)
+            self._read_back(device, report.sequence >= known.number, now)
             devices[power.device] = device
         known.devices = devices  # a device that fell off the bus draws nothing any more
         if known.settled_s is None:
@@ -248,10 +247,10 @@ class PowerGovernor:
 
     # --- what is known of a device -----------------------------------------------------------------------------------
 
-    def _read_back(self, device: _Device, number: int, now: float) -> None:
+    def _read_back(self, device: _Device, is_answer: bool, now: float) -> None:
         """Compare the order with what was read after it, and see what the device cannot use."""
         power, ordered = device.power, device.ordered_watts
-        if ordered is not None and number >= device.order_number:
+        if ordered is not None and is_answer:
             device.forget_order()
             if device.cap_watts() > ordered + _SAME_WATTS:
                 device.disobeyed_until_s = now + _DISOBEYED_S
@@ -356,7 +355,7 @@ class PowerGovernor:
             must_fall = _free_at(free, key.host) < 0.0
             by = _SAME_WATTS if must_fall else _DEADBAND_WATTS
             if target <= aim - by and (must_fall or self._is_settled(key.host, now)):
-                device.order(target, now)
+                device.order(target)
                 device.lowered_s = now
                 lowered.add(key.host)
         return lowered
@@ -381,7 +380,7 @@ class PowerGovernor:
                 if wanted < device.power.least_watts:
                     continue  # a driver may tell a cap below its own constraints
                 if wanted >= cap + _DEADBAND_WATTS or wanted == device.full_watts() > cap:
-                    device.order(wanted, now)
+                    device.order(wanted)
                     for scope in ("", key.host):
                         free[scope] = free.get(scope, inf) - (wanted - cap)
                     raised.add(key.host)
@@ -412,23 +411,28 @@ class PowerGovernor:
         return 0.0 if feed is None else feed.taken_watts
 
     def _orders(self, ordered: set[str], now: float) -> list[Effect]:
-        """A message for each host with new orders, with old ones that are not answered, or with another budget."""
+        """A message for each host with new orders, with a message that is not answered, or with another budget."""
         effects: list[Effect] = []
         for name, host in sorted(self._hosts.items()):
-            waiting = {key: device for key, device in host.devices.items() if device.ordered_watts is not None}
-            is_late = any(now >= device.ordered_s + _RESEND_S for device in waiting.values())
-            has_new = name in ordered
-            budget = self.budget_watts_of.get(name, self.budget_watts if len(self._hosts) == 1 else None)
-            if host.actuator is None or not (is_late or has_new or host.number == 0 or budget != host.told_budget):
+            is_late = host.number > host.done_number and now >= host.sent_s + _RESEND_S
+            has_new = name in ordered or host.number == 0
+            budget = self._budget_alone(name)
+            if host.actuator is None or not (is_late or has_new or budget != host.told_budget):
                 continue
             host.number += 1
-            host.told_budget = budget
-            caps = []
-            for device in waiting.values():
-                device.order_number, device.ordered_s = host.number, now
-                caps.append(device.aim_watts())
-            effects.append(Send(host.actuator, SetPowerCaps(host.number, tuple(waiting), tuple(caps), budget)))
+            host.sent_s, host.told_budget = now, budget
+            waiting = {key: device.ordered_watts for key, device in host.devices.items()}
+            caps = {key: watts for key, watts in waiting.items() if watts is not None}
+            message = SetPowerCaps(host.number, tuple(caps), tuple(caps.values()), budget)
+            effects.append(Send(host.actuator, message))
         return effects
+
+    def _budget_alone(self, host: str) -> float | None:
+        """What the host may take while there is no coordinator; None: nothing tells that."""
+        own = self.budget_watts_of.get(host)
+        if own is None and len(self._hosts) > 1:
+            return None
+        return min([budget for budget in (own, self.budget_watts) if budget is not None], default=None)
 
     def _is_settled(self, host: str, now: float) -> bool:
         settled_s = self._hosts[host].settled_s

@@ -463,6 +463,35 @@ def test_an_actuator_learns_that_it_is_governed_even_if_no_cap_changes() -> None
     assert governor.round({}, ["a", "b"], 0.25) == []
 
 
+def told(governor: PowerGovernor, now: float) -> list[object]:
+    """The messages of a round without instances."""
+    return [send.message for send in governor.round({}, ["a", "b"], now)]  # type: ignore[union-attr]
+
+
+def test_a_first_order_that_was_lost_is_sent_again() -> None:
+    """Otherwise the actuator would lift the caps that are there, because nothing tells it that it is governed."""
+    governor = PowerGovernor(PowerConfig(budget_watts=700.0))
+    report = PowerReport(0, (h100("x", 600.0),))
+    governor.on_report("a", Peer("a", 1), report, 0.0)
+    assert told(governor, 0.0) == [SetPowerCaps(1, (), (), 700.0)]
+    governor.on_report("a", Peer("a", 1), report, 0.25)
+    assert told(governor, 0.25) == [], "the answer may be on its way"
+    assert told(governor, 0.5) == [SetPowerCaps(2, (), (), 700.0)]
+    governor.on_report("a", Peer("a", 1), replace(report, sequence=2), 0.6)
+    assert told(governor, 1.25) == []
+
+
+def test_an_actuator_is_told_what_its_host_may_take_alone() -> None:
+    """No host may take more than the cluster, and one that is alone in it may take all of that."""
+    governor = PowerGovernor(PowerConfig(budget_watts=1400.0, budget_watts_of={"a": 2000.0}))
+    governor.on_report("a", Peer("a", 1), PowerReport(0, (h100("x"),)), 0.0)
+    assert told(governor, 0.0) == [SetPowerCaps(1, (), (), 1400.0)]
+    governor.set_budget("a", 900.0)
+    assert told(governor, 0.1) == [SetPowerCaps(2, (), (), 900.0)]
+    governor.on_report("b", Peer("b", 1), PowerReport(0, (h100("y"),)), 0.2)
+    assert told(governor, 0.2) == [SetPowerCaps(1, (), (), None)], "how much of the cluster's budget is not known"
+
+
 def test_a_limit_of_the_operators_own_is_not_passed() -> None:
     """A device that may have less than its usual power keeps to that, and its tokens keep the same knee."""
     plant = equal_pools(1, budget=1050.0)
