@@ -86,7 +86,8 @@ class DeviceId(NamedTuple):
 @dataclass(slots=True)
 class _Device:
     """A device's last reading, and what was ordered since: ``ordered_watts`` is the last order that is not answered,
-    and ``highest_watts`` the highest one. ``ceiling_watts`` is what it can use, until a time.
+    and ``highest_watts`` the highest one. ``ceiling_watts`` is what it can use, until a time, and ``granted_watts`` the
+    cap that it took last in place of a higher one.
     """
 
     power: DevicePower
@@ -95,6 +96,8 @@ class _Device:
     lowered_s: float | None = None
     ceiling_watts: float | None = None
     ceiling_until_s: float = 0.0
+    granted_watts: float = inf
+    granted_until_s: float = 0.0
     disobeyed_until_s: float = 0.0
     is_gone: bool = False
     slack: Slack = field(default_factory=Slack)
@@ -131,6 +134,10 @@ class _Device:
     def full_watts(self) -> float:
         return min(self.power.most_watts, max(self.power.least_watts, self.power.usual_watts))
 
+    def reachable_watts(self) -> float:
+        """The highest cap that it may be ordered."""
+        return min(self.full_watts(), self.granted_watts)
+
 
 @dataclass(slots=True)
 class _Host:
@@ -148,6 +155,17 @@ class _Host:
     devices: dict[str, _Device] = field(default_factory=dict)
     settled_s: float | None = None
 
+    def is_capped(self) -> bool:
+        """Whether its actuator must be told more before its devices have their full power. One that was told nothing
+        gives them that by itself.
+        """
+        if self.actuator is None or self.number == 0:
+            return False
+        is_open = self.done_number < self.number
+        return is_open or any(
+            device.cap_watts() < device.reachable_watts() - _SAME_WATTS for device in self.devices.values()
+        )
+
 
 class PowerGovernor:
     """Decides the power caps of all devices whose hosts have an actuator."""
@@ -162,7 +180,7 @@ class PowerGovernor:
         self._hosts: dict[str, _Host] = {}
         self._feeds: dict[str, FeedWatch] = {}  # by host; the cluster's has an empty name
         self._said: set[tuple[str, float, int]] = set()  # infeasible budgets: the host, the budget, the least watts
-        self._has_capped = False  # whether caps may have to be taken back
+        self._has_capped = False  # whether caps have to be taken back
         self.next_s: float | None = None
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -175,8 +193,8 @@ class PowerGovernor:
             self.budget_watts_of.pop(host, None)
         else:
             self.budget_watts_of[host] = watts
-        self._feeds.clear()
-        self._said.clear()
+        self._feeds.pop(host or "", None)
+        self._said = {said for said in self._said if said[0] != (host or "")}
         for known in self._hosts.values():
             for device in known.devices.values():
                 device.lowered_s = None
@@ -223,9 +241,7 @@ class PowerGovernor:
         free = self._free_watts()
         ordered = self._lower(targets, free, now) | self._raise(targets, uses, free, now)
         effects = self._orders(ordered, now)
-        self._has_capped = self._has_budgets() or any(
-            device.ordered_watts is not None for known in self._hosts.values() for device in known.devices.values()
-        )
+        self._has_capped = self._has_budgets() or any(known.is_capped() for known in self._hosts.values())
         return effects
 
     def caps(self) -> dict[DeviceId, DevicePower]:
@@ -255,6 +271,7 @@ class PowerGovernor:
             if device.cap_watts() > ordered + _SAME_WATTS:
                 device.disobeyed_until_s = now + _DISOBEYED_S
             elif device.cap_watts() < ordered - _SAME_WATTS:
+                device.granted_watts, device.granted_until_s = device.cap_watts(), now + _LIMITED_S
                 self._set_ceiling(device, device.cap_watts(), now + _LIMITED_S)
         if power.enforced_watts is not None and power.enforced_watts < device.cap_watts() - _SAME_WATTS:
             self._set_ceiling(device, power.enforced_watts, now + _LIMITED_S)
@@ -263,6 +280,8 @@ class PowerGovernor:
             self._set_ceiling(device, power.draw_watts, now + _THROTTLED_S, _DRAW_NOISE * power.draw_watts)
         if device.ceiling_watts is not None and now >= device.ceiling_until_s:
             device.ceiling_watts = None
+        if now >= device.granted_until_s:
+            device.granted_watts = inf
 
     def _set_ceiling(
         self, device: _Device, watts: float, until_s: float, little_watts: float = _DEADBAND_WATTS
@@ -376,10 +395,11 @@ class PowerGovernor:
                 if device.lowered_s is not None and now < device.lowered_s + self._config.hold_s:
                     continue
                 cap = device.cap_watts()
-                wanted = min(target, cap + floor(max(0.0, _free_at(free, key.host))))
+                wanted = min(target, cap + floor(max(0.0, _free_at(free, key.host))), device.reachable_watts())
                 if wanted < device.power.least_watts:
                     continue  # a driver may tell a cap below its own constraints
-                if wanted >= cap + _DEADBAND_WATTS or wanted == device.full_watts() > cap:
+                least_rise = _SAME_WATTS if wanted == device.reachable_watts() else _DEADBAND_WATTS
+                if wanted > cap + least_rise:
                     device.order(wanted)
                     for scope in ("", key.host):
                         free[scope] = free.get(scope, inf) - (wanted - cap)

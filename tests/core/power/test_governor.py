@@ -177,6 +177,63 @@ def test_full_power_comes_back_with_the_last_budget() -> None:
     assert plant.orders == []
 
 
+def test_full_power_comes_back_after_a_driver_that_hung_when_the_budget_was_taken_away() -> None:
+    """The governor goes on until it has read the devices at their full power, and then sends nothing."""
+    plant = equal_pools(1, budget=1050.0)
+    plant.run(5.0)
+    for key, power in plant.devices.items():
+        plant.devices[key] = replace(power, draw_watts=None, can_set=False)
+    plant.run(0.25)
+    plant.governor.set_budget("a", None)
+    plant.run(5.0)
+    for key, power in plant.devices.items():
+        plant.devices[key] = replace(power, draw_watts=0.0, can_set=True)
+    plant.run(2.0)
+    assert plant.caps() == 1400.0
+    plant.devices[DeviceId("a", "p0")] = h100("p0", 400.0)
+    plant.run(5.0)
+    assert plant.cap("p0") == 400.0, "somebody else has set it"
+
+
+def test_full_power_comes_back_if_the_budget_is_taken_away_right_after_a_takeover() -> None:
+    """The new governor's first order keeps the actuator from lifting the caps, so the governor does it."""
+    plant = equal_pools(1, budget=1050.0)
+    plant.run(5.0)
+    plant.take_over(PowerConfig(budget_watts_of={"a": 1050.0}))
+    plant.run(0.5)
+    plant.governor.set_budget("a", None)
+    plant.run(5.0)
+    assert plant.caps() == 1400.0
+
+
+def test_a_device_that_grants_less_is_not_ordered_again_and_again() -> None:
+    """What a device grants counts as the highest that it can have, for some minutes."""
+    plant = equal_pools(1, budget=1000.0)
+    plant.obeys = lambda key, watts: min(watts, 690.3) if key.device == "p0" else watts
+    plant.run(5.0)
+    plant.governor.set_budget("a", 1400.0)
+    plant.run(10.0)
+    assert plant.cap("p0") == 690.3
+    plant.orders.clear()
+    plant.run(120.0)
+    assert plant.orders == []
+    plant.governor.set_budget("a", None)
+    plant.run(10.0)
+    assert plant.orders == []
+
+
+def test_a_cap_that_is_read_back_rounded_is_not_ordered_again() -> None:
+    """A driver may round watts."""
+    plant = equal_pools(1, budget=1000.0)
+    plant.obeys = lambda _, watts: watts - 0.3
+    plant.run(5.0)
+    plant.governor.set_budget("a", 1500.0)
+    plant.run(10.0)
+    plant.orders.clear()
+    plant.run(10.0)
+    assert plant.orders == []
+
+
 def test_the_cluster_has_a_budget_over_all_hosts() -> None:
     """The cluster's budget lowers token instances on all hosts before it lowers prompt instances on any."""
     plant = equal_pools(1)
@@ -265,6 +322,22 @@ def test_caps_come_back_from_a_feed_that_asked_for_the_impossible() -> None:
     plant.feed_watts["a"] = 2000.0
     plant.run(120.0)
     assert plant.caps() == pytest.approx(4200.0, abs=8.0)
+
+
+def test_a_hosts_changed_budget_leaves_what_other_feeds_asked_for() -> None:
+    """What was learned of one host's feed does not depend on the budget of another one."""
+    plant = equal_pools(1, budget=1050.0)
+    plant.hosts.append("b")
+    plant.devices[DeviceId("b", "q")] = h100("q")
+    plant.run(3.0)
+    plant.feed_watts["a"] = 1100.0
+    plant.run(1.0)
+    plant.feed_watts["a"] = 1045.0
+    lowered = plant.caps("a")
+    assert lowered < 1050.0
+    plant.governor.set_budget("b", 500.0)
+    plant.run(8.0)
+    assert plant.caps("a") == lowered
 
 
 def test_a_device_that_fell_off_frees_its_watts() -> None:
