@@ -33,6 +33,7 @@ from typing import Final, NamedTuple
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import DevicePower, InstanceRole, Peer, PowerReport, SetPowerCaps
 from actorserve.core.power.caps import Staircase, meet_budgets
+from actorserve.core.power.ceiling import LONGEST_S, Ceiling, Heat
 from actorserve.core.power.curves import CURVES, PhaseCurves
 from actorserve.core.power.feed import FeedWatch
 from actorserve.core.power.slack import PROMPT_SLOWDOWN, Knees, Slack
@@ -43,9 +44,6 @@ CONTROL_PERIOD_S: Final = 1.0
 _RESEND_S: Final = 0.5
 _SETTLE_S: Final = 2.0
 _DISOBEYED_S: Final = 30.0  # a device that does not do what it is told is tried again after this time
-_LIMITED_S: Final = 300.0  # how long a limit that a device keeps to by itself counts as one that it cannot pass
-_THROTTLED_S: Final = 10.0  # how long a device counts as too hot after it last said so
-_DRAW_NOISE: Final = 0.1  # the part of its draw that a hot device may draw less without a lower ceiling
 _ROUNDING_WATTS: Final = 1e-6
 _DEADBAND_WATTS: Final = 5.0  # smaller changes wait until a budget needs them
 _SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
@@ -86,18 +84,17 @@ class DeviceId(NamedTuple):
 @dataclass(slots=True)
 class _Device:
     """A device's last reading, and what was ordered since: ``ordered_watts`` is the last order that is not answered,
-    and ``highest_watts`` the highest one. ``ceiling_watts`` is what it can use, until a time, and ``granted_watts`` the
-    cap that it took last in place of a higher one.
+    and ``highest_watts`` the highest one. It took ``granted`` as its cap in place of a higher one, and keeps to
+    ``enforced`` under a higher cap.
     """
 
     power: DevicePower
     ordered_watts: float | None = None
     highest_watts: float = 0.0
     lowered_s: float | None = None
-    ceiling_watts: float | None = None
-    ceiling_until_s: float = 0.0
-    granted_watts: float = inf
-    granted_until_s: float = 0.0
+    granted: Ceiling = field(default_factory=Ceiling)
+    enforced: Ceiling = field(default_factory=Ceiling)
+    heat: Heat = field(default_factory=Heat)
     disobeyed_until_s: float = 0.0
     is_gone: bool = False
     slack: Slack = field(default_factory=Slack)
@@ -136,7 +133,11 @@ class _Device:
 
     def reachable_watts(self) -> float:
         """The highest cap that it may be ordered."""
-        return min(self.full_watts(), self.granted_watts)
+        return min(self.full_watts(), self.granted.watts)
+
+    def usable_watts(self) -> float:
+        """The highest cap that makes a difference."""
+        return min(self.reachable_watts(), self.enforced.watts, self.heat.ceiling.watts)
 
 
 @dataclass(slots=True)
@@ -271,26 +272,12 @@ class PowerGovernor:
             if device.cap_watts() > ordered + _SAME_WATTS:
                 device.disobeyed_until_s = now + _DISOBEYED_S
             elif device.cap_watts() < ordered - _SAME_WATTS:
-                device.granted_watts, device.granted_until_s = device.cap_watts(), now + _LIMITED_S
-                self._set_ceiling(device, device.cap_watts(), now + _LIMITED_S)
+                device.granted.lower(device.cap_watts(), now + LONGEST_S)
         if power.enforced_watts is not None and power.enforced_watts < device.cap_watts() - _SAME_WATTS:
-            self._set_ceiling(device, power.enforced_watts, now + _LIMITED_S)
-        if power.is_throttled and power.draw_watts is not None:
-            # It draws no more than its cap, so noise would lower a ceiling again and again.
-            self._set_ceiling(device, power.draw_watts, now + _THROTTLED_S, _DRAW_NOISE * power.draw_watts)
-        if device.ceiling_watts is not None and now >= device.ceiling_until_s:
-            device.ceiling_watts = None
-        if now >= device.granted_until_s:
-            device.granted_watts = inf
-
-    def _set_ceiling(
-        self, device: _Device, watts: float, until_s: float, little_watts: float = _DEADBAND_WATTS
-    ) -> None:
-        """A ceiling does not rise while it lasts, nor does it fall by ``little_watts``."""
-        old = device.ceiling_watts
-        if old is None or watts < old - little_watts:
-            device.ceiling_watts = ceil(watts)
-        device.ceiling_until_s = max(until_s, device.ceiling_until_s)
+            device.enforced.lower(power.enforced_watts, now + LONGEST_S)
+        device.granted.expire(now)
+        device.enforced.expire(now)
+        device.heat.update(power, now)
 
     # --- where the caps should be ------------------------------------------------------------------------------------
 
@@ -325,8 +312,8 @@ class PowerGovernor:
         if not device.is_free(now):
             fixed = device.bound_watts()
             return Staircase(key.host, None, fixed, fixed, fixed)
-        least, full, ceiling = device.power.least_watts, device.full_watts(), device.ceiling_watts
-        top = full if ceiling is None or not is_limited else min(full, max(least, ceiling))
+        least, full = device.power.least_watts, device.full_watts()
+        top = max(least, device.usable_watts()) if is_limited else full
         if use is None:
             return Staircase(key.host, None, top, least, least)
         usual = device.power.usual_watts

@@ -277,6 +277,18 @@ def test_noise_in_the_draw_of_a_hot_device_does_not_lower_its_cap_more_and_more(
     assert plant.cap("p0") == 495.0
 
 
+def test_one_low_reading_of_a_hot_device_does_not_become_its_cap() -> None:
+    """A prompt may end just when the device is read."""
+    plant = equal_pools(2, budget=2000.0)
+    hot = DeviceId("a", "p0")
+    plant.devices[hot] = replace(plant.devices[hot], draw_watts=600.0)
+    plant.run(6.0)
+    for draw, is_hot in ((120.0, True), (600.0, True), (600.0, False)):
+        plant.devices[hot] = replace(plant.devices[hot], is_throttled=is_hot, draw_watts=draw)
+        plant.run(0.5)
+        assert plant.cap("p0") >= 600.0
+
+
 def test_a_limit_of_the_device_itself_gives_watts_to_others() -> None:
     """A device that keeps to a lower limit than the one that was set does not hold watts that it cannot use."""
     plant = equal_pools(2, budget=2000.0)
