@@ -1,5 +1,8 @@
 """How much longer a phase takes under a power cap: curves of time against the cap, with their sources.
 
+Caps are fractions of full power. Of a published curve that is a device's usual power, which is its cap where nothing
+else sets one, and of a measured curve the highest cap under which it was measured.
+
 A published curve has few points. Between them the time is a power of the cap, so that a curve is straight where both
 axes are logarithmic.
 """
@@ -13,6 +16,8 @@ from types import MappingProxyType
 from typing import Final
 
 from actorserve.core.timing.profile import CapSweep
+
+_NOISE_FACTOR: Final = 1.02  # of a measured time; more than that is the cap's effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class PowerCurve:
 @dataclass(frozen=True, slots=True)
 class PhaseCurves:
     """The curves of the two phases on one kind of device, with their source. ``*_draw``: the power that a phase takes
-    uncapped, as a fraction of full power.
+    uncapped, as a fraction of full power. ``full_watts``: full power; None: a device's usual power.
     """
 
     prompt: PowerCurve
@@ -75,6 +80,7 @@ class PhaseCurves:
     prompt_draw: float
     token_draw: float
     source: str
+    full_watts: float | None = None
 
 
 CURVES: Final[Mapping[str, PhaseCurves]] = MappingProxyType(
@@ -117,12 +123,16 @@ def measured_curves(sweep: CapSweep) -> PhaseCurves:
         prompt_draw=min(1.0, sweep.prompt_watts[-1] / full_watts),
         token_draw=min(1.0, sweep.token_watts[-1] / full_watts),
         source=sweep.source,
+        full_watts=full_watts,
     )
 
 
 def _factors(times_s: tuple[float, ...]) -> tuple[float, ...]:
-    """Each time in units of the last one; none is shorter than one under a higher cap, because that is noise."""
+    """The times in units of the last one. Noise counts for nothing: no time is shorter than one under a higher cap, nor
+    is it a little longer than the last one.
+    """
     factors = [1.0]
     for time_s in reversed(times_s[:-1]):
-        factors.append(max(factors[-1], time_s / times_s[-1]))
+        factor = time_s / times_s[-1]
+        factors.append(max(factors[-1], 1.0 if factor <= _NOISE_FACTOR else factor))
     return tuple(reversed(factors))

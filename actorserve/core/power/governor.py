@@ -316,14 +316,14 @@ class PowerGovernor:
         top = max(least, device.usable_watts()) if is_limited else full
         if use is None:
             return Staircase(key.host, None, top, least, least)
-        usual = device.power.usual_watts
+        unit = self._config.curves.full_watts or device.power.usual_watts  # of the curves
         if use.role is InstanceRole.PROMPT:
             knee, *slower = self._knees.fractions(PROMPT_SLOWDOWN, is_prompt=True)
         else:
             slowdown = device.slack.update(use.tpot_s, self._config.tpot_target_s, self._config.hold_s, now)
             knee, *slower = self._knees.fractions(slowdown, is_prompt=False)
-        slower_watts = tuple([usual * fraction for fraction in slower])
-        return Staircase(key.host, use.role, top, max(least, usual * knee), least, slower_watts)
+        slower_watts = tuple([unit * fraction for fraction in slower])
+        return Staircase(key.host, use.role, top, max(least, unit * knee), least, slower_watts)
 
     def _trimmed(self, host: str, budget: float, ids: list[DeviceId], now: float) -> float:
         """The budget for caps, less what was drawn beyond it although the caps were in force."""

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from actorserve.core.power.curves import CURVES, PowerCurve, measured_curves
+from actorserve.core.power.governor import PowerConfig
 from actorserve.core.timing.profile import CapSweep
+from tests.core.power.plant import Plant, equal_pools
 
 
 def test_the_published_points_hold() -> None:
@@ -65,4 +67,23 @@ def test_measured_times_become_curves() -> None:
     assert curves.prompt == PowerCurve((0.5, 0.75, 1.0), (2.0, 1.1, 1.0))
     assert curves.token == PowerCurve((0.5, 0.75, 1.0), (1.5, 1.0, 1.0))
     assert (curves.prompt_draw, curves.token_draw, curves.source) == (0.975, 0.375, "here")
+    assert curves.full_watts == 400.0
     assert curves.token.least_fraction(1.0) == 0.75
+
+
+def test_a_little_noise_in_measured_times_does_not_move_the_knee() -> None:
+    """Tokens that take 0.1 % longer under every lower cap are not slowed by it."""
+    times_s = (1.5, 1.03, 1.001, 1.001, 1.0)
+    sweep = CapSweep((200.0, 250.0, 300.0, 350.0, 400.0), times_s, times_s, (200.0,) * 5, (150.0,) * 5, "here")
+    curves = measured_curves(sweep)
+    assert curves.token.factors == (1.5, 1.03, 1.0, 1.0, 1.0)
+    assert curves.token.least_fraction(1.0) == 0.75
+
+
+def test_measured_caps_are_watts_whatever_the_usual_power_is() -> None:
+    """A device whose caps were measured below its usual power keeps the knee that was measured."""
+    sweep = CapSweep((200.0, 300.0, 400.0), (2.0, 1.2, 1.0), (1.5, 1.0, 1.0), (390.0,) * 3, (150.0,) * 3, "here")
+    plant = equal_pools(1, budget=1000.0)
+    plant = Plant(PowerConfig(budget_watts_of={"a": 1000.0}, curves=measured_curves(sweep)), plant.devices, plant.uses)
+    plant.run(5.0)
+    assert (plant.cap("p0"), plant.cap("t0")) == (700.0, 300.0)
