@@ -131,6 +131,10 @@ class _Device:
     def full_watts(self) -> float:
         return min(self.power.most_watts, max(self.power.least_watts, self.power.usual_watts))
 
+    def least_watts(self, now: float) -> float:
+        """The lowest cap that it can be brought to."""
+        return self.power.least_watts if self.is_free(now) else self.bound_watts()
+
     def reachable_watts(self) -> float:
         """The highest cap that it may be ordered."""
         return min(self.full_watts(), self.granted.watts)
@@ -180,7 +184,7 @@ class PowerGovernor:
         self._knees = Knees(config.curves)
         self._hosts: dict[str, _Host] = {}
         self._feeds: dict[str, FeedWatch] = {}  # by host; the cluster's has an empty name
-        self._said: set[tuple[str, float, int]] = set()  # infeasible budgets: the host, the budget, the least watts
+        self._said: set[tuple[str, float, str]] = set()  # infeasible budgets: the host, the budget, a reason
         self._has_capped = False  # whether caps have to be taken back
         self.next_s: float | None = None
 
@@ -328,8 +332,15 @@ class PowerGovernor:
     def _trimmed(self, host: str, budget: float, ids: list[DeviceId], now: float) -> float:
         """The budget for caps, less what was drawn beyond it although the caps were in force."""
         feed = self._feeds.setdefault(host, FeedWatch())
-        bound = sum([self._device(key).bound_watts() for key in ids])
-        return budget - feed.excess_watts(budget, self._draw(host, ids), bound, now)
+        devices = [self._device(key) for key in ids]
+        bound = sum([device.bound_watts() for device in devices])
+        least = sum([device.least_watts(now) for device in devices])
+        draw = self._draw(host, ids)
+        excess = feed.excess_watts(budget, draw, bound, least + _SAME_WATTS * len(devices), now)
+        if feed.is_beyond_caps and least <= budget:
+            text = f"{draw or 0.0:.0f} W are drawn although its devices have least power, {ceil(least)} W together"
+            self._say(host, budget, "feed", text)
+        return budget - excess
 
     def _draw(self, host: str, ids: list[DeviceId]) -> float | None:
         """What the host, or the cluster, draws: as the feed tells, or else as all devices tell together."""
@@ -345,10 +356,14 @@ class PowerGovernor:
 
     def _say_infeasible(self, host: str, budget: float, devices: list[Staircase]) -> None:
         least = ceil(sum([device.least_watts for device in devices]))
-        if least > budget and (host, budget, least) not in self._said:
-            self._said.add((host, budget, least))
-            text = f"the budget of {budget:.0f} W cannot be met: its devices take at least {least} W"
-            self.notices.append((host or "cluster", text))
+        if least > budget:
+            self._say(host, budget, f"{least}", f"its devices take at least {least} W")
+
+    def _say(self, host: str, budget: float, reason: str, text: str) -> None:
+        """Operators read once for this reason that a budget cannot be met."""
+        if (host, budget, reason) not in self._said:
+            self._said.add((host, budget, reason))
+            self.notices.append((host or "cluster", f"the budget of {budget:.0f} W cannot be met: {text}"))
 
     # --- how they get there ------------------------------------------------------------------------------------------
 

@@ -153,6 +153,36 @@ def test_an_infeasible_budget_is_said_once_with_the_least() -> None:
     assert len(plant.governor.notices) == 1
 
 
+def test_a_feed_that_no_caps_bring_below_its_budget_is_said_once() -> None:
+    """Other things on the feed may draw more than is left at the devices' least power."""
+    plant = equal_pools(2, budget=1500.0)
+    plant.run(3.0)
+    plant.feed_watts["a"] = 1600.0
+    plant.run(0.5)
+    assert plant.governor.notices == []
+    for _ in range(120):
+        plant.feed_watts["a"] = 900.0 + plant.caps()
+        plant.run(0.5)
+    [(host, text)] = plant.governor.notices
+    assert host == "a"
+    assert text == (
+        "the budget of 1500 W cannot be met: 1700 W are drawn although its devices have least power, 800 W together"
+    )
+    plant.feed_watts["a"] = 800.0
+    plant.run(120.0)
+    assert plant.caps() == pytest.approx(1500.0, abs=4.0), "caps come back"
+
+
+def test_a_host_without_devices_that_draws_more_than_its_budget_is_said() -> None:
+    """There is nothing to cap."""
+    governor = PowerGovernor(PowerConfig(budget_watts_of={"a": 500.0}))
+    for step in range(20):
+        governor.on_report("a", Peer("a", 1), PowerReport(0, (), 700.0), step / 4)
+        governor.round({}, ["a"], step / 4)
+    assert [host for host, _ in governor.notices] == ["a"]
+    assert "500 W cannot be met: 700 W are drawn" in governor.notices[0][1]
+
+
 def test_a_changed_budget_is_in_force_within_a_control_period() -> None:
     """From a new budget to caps read back passes at most one control period, downwards and upwards."""
     plant = equal_pools(budget=5600.0)
