@@ -67,7 +67,11 @@ class LastingOrders:
         """A gateway or worker is up, which may follow us for the first time."""
         message = self._kept.message()
         told: list[Effect] = [] if message is None else [Send(peer, message)]
-        return told + self._apply(list(self._refused.values()), now)
+        return told + self.on_host_up(now)
+
+    def on_host_up(self, now: float) -> list[Effect]:
+        """A process is up, of a host that we may not have known. Orders about it are applied now."""
+        return self._apply(list(self._refused.values()), now)
 
     def on_told(self, message: Orders, sender: Peer, now: float) -> list[Effect]:
         """A follower has kept these of an earlier coordinator.

@@ -164,6 +164,7 @@ class ClusterState:
             case PeerUp(peer=peer, role=Role.POWER):
                 self.power.on_up(peer)
                 self.operators.events.add(now, "up", peer.name)
+                effects += self.operators.lasting.on_host_up(now)
             case PowerReport() if self.power.on_report(sender, message, now):
                 pass
             case PeerUp():

@@ -170,6 +170,18 @@ def test_the_budget_of_a_host_is_set_once_the_host_is_up() -> None:
     assert second.state.power.governor.budget_watts_of == {"beta": 700}
 
 
+def test_the_budget_of_a_host_without_workers_is_set_once_its_actuator_is_up() -> None:
+    """Its workers may have ended, and its devices still take power. An actuator keeps no orders."""
+    actuator = Peer("beta/power", 1)
+    first = _serving(10)
+    first.handle(PeerUp(actuator, Role.POWER), 0.0)
+    _order(first, "budget", "700", "beta")
+    second = _serving(11)
+    second.handle(_kept(first), 2.0, GATEWAY)
+    assert _told(second.handle(PeerUp(actuator, Role.POWER), 3.0), actuator) == []
+    assert second.state.power.governor.budget_watts_of == {"beta": 700}
+
+
 def test_later_orders_hold() -> None:
     """An order of a newer term, or a later one of the same term, is kept whichever follower tells its orders first, and
     followers that lack it are told.
