@@ -7,7 +7,7 @@ from typing import Final
 from actorserve.core.cluster.operators import Handler, done, refused
 from actorserve.core.cluster.tables import host_of
 from actorserve.core.effects import Effect
-from actorserve.core.messages import Answer, Column, Command, InstanceRole, Peer, PowerReport
+from actorserve.core.messages import Answer, Column, Command, DevicePower, InstanceRole, Peer, PowerReport
 from actorserve.core.operations.event_log import EventLog
 from actorserve.core.operations.tables import number_column, text_column
 from actorserve.core.placement.fleet import Fleet
@@ -16,6 +16,7 @@ from actorserve.core.power.governor import DeviceId, PowerConfig, PowerGovernor,
 _ALL: Final = "cluster"
 _NONE: Final = "none"
 _MAX_WATTS: Final = 1e9
+_SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
 
 
 class ClusterPower:
@@ -68,12 +69,11 @@ class ClusterPower:
         caps = self.governor.caps()
         if not self._actuators:
             return [("power", "no actuator runs, so nothing is capped")]
-        draws = [power.draw_watts for power in caps.values()]
-        draw = "unknown" if None in draws else f"{math.fsum(draw or 0.0 for draw in draws):.0f} W"
-        limits = sum([power.cap_watts or 0.0 for power in caps.values()])
+        draw = _total([power.draw_watts for power in caps.values()])
+        limits = _total([power.cap_watts for power in caps.values()])
         budget = self.governor.budget_watts
         return [
-            ("power", f"{len(caps)} device(s) draw {draw}, and are capped at {limits:.0f} W together"),
+            ("power", f"{len(caps)} device(s) together: draw {draw}, power limits {limits}"),
             ("power budget", "none" if budget is None else f"{budget:.0f} W"),
         ]
 
@@ -119,9 +119,7 @@ class ClusterPower:
         caps, uses = self.governor.caps(), self._uses()
         keys, powers = list(caps), list(caps.values())
         roles = [uses[key].role.value if key in uses else "unused" for key in keys]
-        states = [
-            "throttled" if power.is_throttled else "capped" if power.can_set else "cannot be set" for power in powers
-        ]
+        full = [min(power.usual_watts, power.most_watts) for power in powers]
         budgets = [self.governor.budget_watts_of.get(key.host) for key in keys]
         return (
             text_column("host", [key.host for key in keys]),
@@ -130,10 +128,26 @@ class ClusterPower:
             number_column("draw_watts", [power.draw_watts for power in powers]),
             number_column("cap_watts", [power.cap_watts for power in powers]),
             number_column("least_watts", [power.least_watts for power in powers]),
-            number_column("full_watts", [min(power.usual_watts, power.most_watts) for power in powers]),
+            number_column("full_watts", full),
             number_column("host_budget_watts", budgets),
-            text_column("state", states),
+            text_column("state", [_state(power, watts) for power, watts in zip(powers, full, strict=True)]),
         )
+
+
+def _state(power: DevicePower, full_watts: float) -> str:
+    """A device's state in a word or a few."""
+    if power.is_throttled:
+        return "throttled"
+    if not power.can_set:
+        return "cannot be set"
+    if power.cap_watts is None:
+        return "unknown"
+    return "capped" if power.cap_watts < full_watts - _SAME_WATTS else "uncapped"
+
+
+def _total(watts: list[float | None]) -> str:
+    known = [part for part in watts if part is not None]
+    return f"{math.fsum(known):.0f} W" if len(known) == len(watts) else "unknown"
 
 
 def _together(one: Use | None, other: Use) -> Use:

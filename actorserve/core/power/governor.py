@@ -26,7 +26,7 @@ the next report (``CONTROL_PERIOD_S``).
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf
 from typing import Final, NamedTuple
 
@@ -96,7 +96,6 @@ class _Device:
     enforced: Ceiling = field(default_factory=Ceiling)
     heat: Heat = field(default_factory=Heat)
     disobeyed_until_s: float = 0.0
-    is_gone: bool = False
     slack: Slack = field(default_factory=Slack)
 
     def cap_watts(self) -> float:
@@ -115,7 +114,7 @@ class _Device:
     def is_free(self, now: float) -> bool:
         """Whether its cap can be chosen."""
         power = self.power
-        if not power.can_set or power.cap_watts is None or self.is_gone or now < self.disobeyed_until_s:
+        if not power.can_set or power.cap_watts is None or now < self.disobeyed_until_s:
             return False
         return 0.0 < power.least_watts <= power.most_watts
 
@@ -217,7 +216,7 @@ class PowerGovernor:
             device = known.devices.get(power.device) or _Device(power)
             if power.cap_watts is not None and power.cap_watts > device.bound_watts() + _SAME_WATTS:
                 self.next_s = now  # it has forgotten its cap, so a budget may be passed
-            device.power, device.is_gone = power, False
+            device.power = power
             self._read_back(device, report.sequence >= known.number, now)
             devices[power.device] = device
         known.devices = devices  # a device that fell off the bus draws nothing any more
@@ -228,12 +227,14 @@ class PowerGovernor:
             self.next_s = now
 
     def on_down(self, host: str, actuator: Peer) -> None:
-        """The actuator is gone. Its caps stay in force."""
+        """The actuator is gone. Its caps stay in force, and nothing tells any more what its devices do."""
         known = self._hosts.get(host)
         if known is not None and known.actuator == actuator:
             known.actuator = None
             for device in known.devices.values():
-                device.is_gone = True
+                device.power = replace(
+                    device.power, enforced_watts=None, draw_watts=None, is_throttled=False, can_set=False
+                )
 
     def round(self, uses: Mapping[DeviceId, Use], hosts: Collection[str], now: float) -> list[Effect]:
         """The orders of this round, by what each device is used for. ``hosts`` have workers. Call it at ``next_s``."""

@@ -119,11 +119,27 @@ def test_operators_see_caps_and_draws() -> None:
     coordinator.handle(PowerReport(0, (replace(h100("x"), draw_watts=None), h100("y", 300.0))), 1.0, ACTUATOR)
     table = rows(answer(coordinator, 1.1, "cap").columns)
     assert table == [
-        ("localhost", "x", "unused", None, 700.0, 200.0, 700.0, None, "capped"),
+        ("localhost", "x", "unused", None, 700.0, 200.0, 700.0, None, "uncapped"),
         ("localhost", "y", "unused", 0.0, 300.0, 200.0, 700.0, None, "capped"),
     ]
     status = dict(coordinator.state.power.status())
-    assert status["power"] == "2 device(s) draw unknown, and are capped at 1000 W together"
+    assert status["power"] == "2 device(s) together: draw unknown, power limits 1000 W"
+
+
+def test_what_is_not_known_is_not_shown() -> None:
+    """A cap that the driver does not tell makes the sum unknown, and an ended actuator's readings are old."""
+    coordinator = Coordinator(A)
+    coordinator.handle(PeerUp(ACTUATOR, Role.POWER), 1.0)
+    other = Peer("beta/power", 1)
+    coordinator.handle(PeerUp(other, Role.POWER), 1.0)
+    coordinator.handle(PowerReport(0, (replace(h100("x"), cap_watts=None, draw_watts=80.0),)), 1.0, ACTUATOR)
+    coordinator.handle(PowerReport(0, (replace(h100("y"), draw_watts=500.0, is_throttled=True),)), 1.0, other)
+    status = dict(coordinator.state.power.status())
+    assert status["power"] == "2 device(s) together: draw 580 W, power limits unknown"
+    coordinator.handle(PeerDown(other), 1.1)
+    table = {row[1]: row for row in rows(answer(coordinator, 1.2, "cap").columns)}
+    assert (table["x"][3], table["x"][4], table["x"][-1]) == (80.0, None, "unknown")
+    assert (table["y"][3], table["y"][4], table["y"][-1]) == (None, 700.0, "cannot be set")
 
 
 def test_an_infeasible_budget_is_an_event() -> None:
