@@ -1,8 +1,9 @@
 """The actuator's core: what a host's power caps are, told by the serving coordinator and by no other process.
 
-It reports what it reads, sets again what a device forgot, and holds the caps while there is no coordinator. If none
-comes back for ``alone_after_s``, it shares the host's budget evenly among the devices (``core.power.even_share``). A
-coordinator that has no budget orders nothing: then the devices get the limits that they had before.
+It reports what it reads, and sets a cap again where a device has a higher one. It holds the caps while there is no
+coordinator. If none comes back for ``alone_after_s``, it shares the host's budget evenly among the devices, but no more
+watts than their caps had together (``core.power.even_share``). A coordinator that has no budget orders nothing: then
+the devices get the limits that they had before.
 """
 
 from dataclasses import dataclass

@@ -3,23 +3,26 @@
 ``core.power.caps`` says which caps meet the budgets. The governor takes the devices there, once per ``period_s``:
 
 - **A cap is in force only when it was read back.** Until then the device counts at the higher one of the cap that was
-  read last and the cap that was ordered.
+  read last and the cap that was ordered. An order is sent again until the actuator has carried it out.
 - **It lowers before it raises.** A cap is raised only by watts that are free by that count, so the sum of the caps
   never passes a budget on the way, once it is below it.
-- **Constraints hold.** A cap is within what the device's driver allows. A device that cannot be set, or does not do
-  what it is told, counts at the cap that it has, and the others make up for it. A device that nothing reports any more,
-  while its host has workers, keeps counting at its last cap.
+- **Constraints hold.** A cap is within what the device's driver allows. A device that cannot be set, or does not come
+  down when it is told to, counts at the cap that it has, and the others make up for it. A device that nothing reports
+  any more, while its host has workers, keeps counting at its last cap. A device that grants less than it was ordered
+  is not ordered more for some minutes.
 - **The feed decides.** If a host draws more than its budget although its caps are in force, the caps are taken so much
   lower. They come back slowly.
-- **Heat frees watts.** What a device cannot use, because heat slows it down or because it keeps to a lower limit than
-  it was set to, goes to others.
+- **Heat frees watts.** What a device cannot use goes to others (``core.power.ceiling``).
 - **No cap flaps.** Small changes wait until they matter, and a cap that was lowered is not raised for ``hold_s``,
   except after a change of a budget. Tokens that could take longer keep their watts until that has been so for
   ``hold_s``, because a batch that grows again could not get them back at once.
 - **A new governor waits.** Caps that it finds are another coordinator's, from which it takes over. It learns what the
   instances do, and which budgets operators have ordered, after it learns of the devices. So for ``_SETTLE_S`` it
   changes no caps of theirs but those that pass a budget.
-- **Infeasible budgets are said**, once, with the least watts that are feasible. All devices then have least power.
+- **Infeasible budgets are said**, once, with the least watts that are feasible, or with what is drawn under the least
+  caps. All devices then have least power.
+- **Full power comes back.** Without budgets it goes on until it has read its devices at their full power, however long
+  a driver hangs. From then on it leaves them alone.
 
 From a reading over the budget to caps read back passes one control period: a report of the actuator, a round here, and
 the next report (``CONTROL_PERIOD_S``).
