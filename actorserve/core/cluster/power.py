@@ -11,12 +11,12 @@ from actorserve.core.messages import Answer, Column, Command, DevicePower, Insta
 from actorserve.core.operations.event_log import EventLog
 from actorserve.core.operations.tables import number_column, text_column
 from actorserve.core.placement.fleet import Fleet
+from actorserve.core.power.caps import SAME_WATTS
 from actorserve.core.power.governor import DeviceId, PowerConfig, PowerGovernor, Use
 
 _ALL: Final = "cluster"
 _NONE: Final = "none"
 _MAX_WATTS: Final = 1e9
-_SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
 
 
 class ClusterPower:
@@ -142,7 +142,7 @@ def _state(power: DevicePower, full_watts: float) -> str:
         return "cannot be set"
     if power.cap_watts is None:
         return "unknown"
-    return "capped" if power.cap_watts < full_watts - _SAME_WATTS else "uncapped"
+    return "capped" if power.cap_watts < full_watts - SAME_WATTS else "uncapped"
 
 
 def _total(watts: list[float | None]) -> str:

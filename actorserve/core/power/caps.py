@@ -25,6 +25,7 @@ from typing import Final
 
 from actorserve.core.messages import InstanceRole
 
+SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
 NUM_STAGES: Final = 5
 NUM_STEPS: Final = 10  # of the last stage, between which the caps are linear
 _LAST_STAGE: Final = tuple([NUM_STAGES - 1 + number / NUM_STEPS for number in range(1, NUM_STEPS + 1)])

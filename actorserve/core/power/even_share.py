@@ -7,12 +7,9 @@ others make up for it.
 
 from collections.abc import Collection, Mapping, Sequence
 from math import floor
-from typing import Final
 
 from actorserve.core.messages import DevicePower
-from actorserve.core.power.caps import Staircase, meet_budgets
-
-SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
+from actorserve.core.power.caps import SAME_WATTS, Staircase, meet_budgets
 
 
 def share_evenly(

@@ -29,27 +29,25 @@ the next report (``CONTROL_PERIOD_S``).
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil, floor, inf
 from typing import Final, NamedTuple
 
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import DevicePower, InstanceRole, Peer, PowerReport, SetPowerCaps
-from actorserve.core.power.caps import Staircase, meet_budgets
-from actorserve.core.power.ceiling import LONGEST_S, Ceiling, Heat
+from actorserve.core.power.caps import SAME_WATTS, Staircase, meet_budgets
 from actorserve.core.power.curves import CURVES, PhaseCurves
+from actorserve.core.power.device import Device
 from actorserve.core.power.feed import FeedWatch
-from actorserve.core.power.slack import PROMPT_SLOWDOWN, Knees, Slack
+from actorserve.core.power.slack import PROMPT_SLOWDOWN, Knees
 
 PERIOD_S: Final = 0.25
 CONTROL_PERIOD_S: Final = 1.0
 """The longest time in which a host that can meet its budget draws more than that, unless messages are lost."""
 _RESEND_S: Final = 0.5
 _SETTLE_S: Final = 2.0
-_DISOBEYED_S: Final = 30.0  # a device that does not do what it is told is tried again after this time
 _ROUNDING_WATTS: Final = 1e-6
 _DEADBAND_WATTS: Final = 5.0  # smaller changes wait until a budget needs them
-_SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
 _MUCH_WATTS: Final = 1e9
 _ORDER: Final = (InstanceRole.PROMPT, InstanceRole.MIXED, InstanceRole.TOKEN, None)  # in which caps are raised
 
@@ -85,68 +83,6 @@ class DeviceId(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Device:
-    """A device's last reading, and what was ordered since: ``ordered_watts`` is the last order that is not answered,
-    and ``highest_watts`` the highest one. It took ``granted`` as its cap in place of a higher one, and keeps to
-    ``enforced`` under a higher cap.
-    """
-
-    power: DevicePower
-    ordered_watts: float | None = None
-    highest_watts: float = 0.0
-    lowered_s: float | None = None
-    granted: Ceiling = field(default_factory=Ceiling)
-    enforced: Ceiling = field(default_factory=Ceiling)
-    heat: Heat = field(default_factory=Heat)
-    disobeyed_until_s: float = 0.0
-    slack: Slack = field(default_factory=Slack)
-
-    def cap_watts(self) -> float:
-        """The cap that was read back. A device that does not tell its cap may take its usual power."""
-        cap = self.power.cap_watts
-        return self.power.usual_watts if cap is None else cap
-
-    def bound_watts(self) -> float:
-        """What the device may have, with the orders that may be on their way."""
-        return max(self.cap_watts(), self.highest_watts)
-
-    def aim_watts(self) -> float:
-        """The cap that it has or will soon have."""
-        return self.cap_watts() if self.ordered_watts is None else self.ordered_watts
-
-    def is_free(self, now: float) -> bool:
-        """Whether its cap can be chosen."""
-        power = self.power
-        if not power.can_set or power.cap_watts is None or now < self.disobeyed_until_s:
-            return False
-        return 0.0 < power.least_watts <= power.most_watts
-
-    def order(self, watts: float) -> None:
-        """Order a cap within its constraints."""
-        self.ordered_watts = min(self.power.most_watts, max(self.power.least_watts, watts))
-        self.highest_watts = max(self.highest_watts, self.ordered_watts)
-
-    def forget_order(self) -> None:
-        """The order was answered, or the actuator that got it is gone."""
-        self.ordered_watts, self.highest_watts = None, 0.0
-
-    def full_watts(self) -> float:
-        return min(self.power.most_watts, max(self.power.least_watts, self.power.usual_watts))
-
-    def least_watts(self, now: float) -> float:
-        """The lowest cap that it can be brought to."""
-        return self.power.least_watts if self.is_free(now) else self.bound_watts()
-
-    def reachable_watts(self) -> float:
-        """The highest cap that it may be ordered."""
-        return min(self.full_watts(), self.granted.watts)
-
-    def usable_watts(self) -> float:
-        """The highest cap that makes a difference."""
-        return min(self.reachable_watts(), self.enforced.watts, self.heat.ceiling.watts)
-
-
-@dataclass(slots=True)
 class _Host:
     """The host's actuator (None: it is gone), the number of the last order, which was sent at ``sent_s`` (0: none was,
     so the actuator does not know yet that its devices are governed), the number of the last one that it has carried
@@ -159,7 +95,7 @@ class _Host:
     sent_s: float = 0.0
     told_budget: float | None = None
     feed_watts: float | None = None
-    devices: dict[str, _Device] = field(default_factory=dict)
+    devices: dict[str, Device] = field(default_factory=dict)
     settled_s: float | None = None
 
     def is_capped(self) -> bool:
@@ -170,7 +106,7 @@ class _Host:
             return False
         is_open = self.done_number < self.number
         return is_open or any(
-            device.cap_watts() < device.reachable_watts() - _SAME_WATTS for device in self.devices.values()
+            device.cap_watts() < device.reachable_watts() - SAME_WATTS for device in self.devices.values()
         )
 
 
@@ -214,17 +150,16 @@ class PowerGovernor:
             for device in known.devices.values():
                 device.forget_order()
         known.feed_watts, known.done_number = report.feed_watts, report.sequence
-        devices: dict[str, _Device] = {}
+        devices: dict[str, Device] = {}
         for power in report.devices:
-            device = known.devices.get(power.device) or _Device(power)
-            if power.cap_watts is not None and power.cap_watts > device.bound_watts() + _SAME_WATTS:
+            device = known.devices.get(power.device) or Device(power)
+            if power.cap_watts is not None and power.cap_watts > device.bound_watts() + SAME_WATTS:
                 self.next_s = now  # it has forgotten its cap, so a budget may be passed
-            device.power = power
-            self._read_back(device, report.sequence >= known.number, now)
+            device.read(power, now, is_answer=report.sequence >= known.number)
             devices[power.device] = device
         known.devices = devices  # a device that fell off the bus draws nothing any more
         if known.settled_s is None:
-            has_caps = any(device.cap_watts() < device.full_watts() - _SAME_WATTS for device in devices.values())
+            has_caps = any(device.cap_watts() < device.full_watts() - SAME_WATTS for device in devices.values())
             known.settled_s = now + _SETTLE_S if has_caps else now
         if self.next_s is None:
             self.next_s = now
@@ -235,9 +170,7 @@ class PowerGovernor:
         if known is not None and known.actuator == actuator:
             known.actuator = None
             for device in known.devices.values():
-                device.power = replace(
-                    device.power, enforced_watts=None, draw_watts=None, is_throttled=False, can_set=False
-                )
+                device.lose()
 
     def round(self, uses: Mapping[DeviceId, Use], hosts: Collection[str], now: float) -> list[Effect]:
         """The orders of this round, by what each device is used for. ``hosts`` have workers. Call it at ``next_s``."""
@@ -269,23 +202,6 @@ class PowerGovernor:
                 assert watts is None or device.power.least_watts <= watts <= device.power.most_watts, (
                     f"{device.power.device} was ordered {watts} W, outside of its constraints"
                 )
-
-    # --- what is known of a device -----------------------------------------------------------------------------------
-
-    def _read_back(self, device: _Device, is_answer: bool, now: float) -> None:
-        """Compare the order with what was read after it, and see what the device cannot use."""
-        power, ordered = device.power, device.ordered_watts
-        if ordered is not None and is_answer:
-            device.forget_order()
-            if device.cap_watts() > ordered + _SAME_WATTS:
-                device.disobeyed_until_s = now + _DISOBEYED_S
-            elif device.cap_watts() < ordered - _SAME_WATTS:
-                device.granted.lower(device.cap_watts(), now + LONGEST_S)
-        if power.enforced_watts is not None and power.enforced_watts < device.cap_watts() - _SAME_WATTS:
-            device.enforced.lower(power.enforced_watts, now + LONGEST_S)
-        device.granted.expire(now)
-        device.enforced.expire(now)
-        device.heat.update(power, now)
 
     # --- where the caps should be ------------------------------------------------------------------------------------
 
@@ -340,7 +256,7 @@ class PowerGovernor:
         bound = sum([device.bound_watts() for device in devices])
         least = sum([device.least_watts(now) for device in devices])
         draw = self._draw(host, ids)
-        excess = feed.excess_watts(budget, draw, bound, least + _SAME_WATTS * len(devices), now)
+        excess = feed.excess_watts(budget, draw, bound, least + SAME_WATTS * len(devices), now)
         if feed.is_beyond_caps and least <= budget:
             text = f"{draw or 0.0:.0f} W are drawn although its devices have least power, {ceil(least)} W together"
             self._say(host, budget, "feed", text)
@@ -378,7 +294,7 @@ class PowerGovernor:
             device = self._device(key)
             aim = device.aim_watts()
             must_fall = _free_at(free, key.host) < 0.0
-            by = _SAME_WATTS if must_fall else _DEADBAND_WATTS
+            by = SAME_WATTS if must_fall else _DEADBAND_WATTS
             if target <= aim - by and (must_fall or self._is_settled(key.host, now)):
                 device.order(target)
                 device.lowered_s = now
@@ -404,7 +320,7 @@ class PowerGovernor:
                 wanted = min(target, cap + floor(max(0.0, _free_at(free, key.host))), device.reachable_watts())
                 if wanted < device.power.least_watts:
                     continue  # a driver may tell a cap below its own constraints
-                least_rise = _SAME_WATTS if wanted == device.reachable_watts() else _DEADBAND_WATTS
+                least_rise = SAME_WATTS if wanted == device.reachable_watts() else _DEADBAND_WATTS
                 if wanted > cap + least_rise:
                     device.order(wanted)
                     for scope in ("", key.host):
@@ -464,7 +380,7 @@ class PowerGovernor:
         settled_s = self._hosts[host].settled_s
         return settled_s is not None and now >= settled_s
 
-    def _device(self, key: DeviceId) -> _Device:
+    def _device(self, key: DeviceId) -> Device:
         return self._hosts[key.host].devices[key.device]
 
 

@@ -1,15 +1,13 @@
 """The governor keeps budgets by caps, lowers before it raises, and believes only what was read back."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
 
 from actorserve.core.messages import Peer, PowerReport, SetPowerCaps
 from actorserve.core.power.curves import CURVES
 from actorserve.core.power.governor import CONTROL_PERIOD_S, DeviceId, PowerConfig, PowerGovernor, Use
-from tests.core.power.plant import MIXED, PROMPT, TOKEN, Plant, equal_pools, h100
+from tests.core.power.plant import MIXED, PROMPT, TOKEN, equal_pools, h100
 
 
 def test_nothing_is_capped_without_a_budget() -> None:
@@ -151,36 +149,6 @@ def test_an_infeasible_budget_is_said_once_with_the_least() -> None:
     assert plant.governor.notices == [("a", "the budget of 500 W cannot be met: its devices take at least 800 W")]
     plant.run(60.0)
     assert len(plant.governor.notices) == 1
-
-
-def test_a_feed_that_no_caps_bring_below_its_budget_is_said_once() -> None:
-    """Other things on the feed may draw more than is left at the devices' least power."""
-    plant = equal_pools(2, budget=1500.0)
-    plant.run(3.0)
-    plant.feed_watts["a"] = 1600.0
-    plant.run(0.5)
-    assert plant.governor.notices == []
-    for _ in range(120):
-        plant.feed_watts["a"] = 900.0 + plant.caps()
-        plant.run(0.5)
-    [(host, text)] = plant.governor.notices
-    assert host == "a"
-    assert text == (
-        "the budget of 1500 W cannot be met: 1700 W are drawn although its devices have least power, 800 W together"
-    )
-    plant.feed_watts["a"] = 800.0
-    plant.run(120.0)
-    assert plant.caps() == pytest.approx(1500.0, abs=4.0), "caps come back"
-
-
-def test_a_host_without_devices_that_draws_more_than_its_budget_is_said() -> None:
-    """There is nothing to cap."""
-    governor = PowerGovernor(PowerConfig(budget_watts_of={"a": 500.0}))
-    for step in range(20):
-        governor.on_report("a", Peer("a", 1), PowerReport(0, (), 700.0), step / 4)
-        governor.round({}, ["a"], step / 4)
-    assert [host for host, _ in governor.notices] == ["a"]
-    assert "500 W cannot be met: 700 W are drawn" in governor.notices[0][1]
 
 
 def test_a_changed_budget_is_in_force_within_a_control_period() -> None:
@@ -332,56 +300,6 @@ def test_a_limit_of_the_device_itself_gives_watts_to_others() -> None:
     assert plant.cap("p0") == 430.0
 
 
-def test_a_feed_over_its_budget_lowers_caps() -> None:
-    """If the host draws more than its budget although its caps are in force, they go lower by the excess and a quarter
-    of it, once, and come back when the excess is gone.
-    """
-    plant = equal_pools(budget=4200.0)
-    plant.run(3.0)
-    for _ in range(20):
-        plant.feed_watts["a"] = plant.caps() + 100.0
-        plant.run(0.25)
-        if plant.now == 3.0 + CONTROL_PERIOD_S:
-            assert plant.caps() == pytest.approx(4075.0, abs=8.0)
-    assert plant.caps() == pytest.approx(4075.0, abs=8.0)
-    plant.feed_watts["a"] = 4195.0
-    plant.run(30.0)
-    assert plant.caps() == pytest.approx(4075.0, abs=8.0), "there is no room to speak of"
-    plant.feed_watts["a"] = 3000.0
-    plant.run(30.0)
-    assert plant.caps() == pytest.approx(4200.0, abs=4.0)
-
-
-def test_caps_come_back_from_a_feed_that_asked_for_the_impossible() -> None:
-    """If other things on the feed draw so much that all devices have their least power, the caps rise again once that
-    has ended, although they were never as low as the feed asked for.
-    """
-    plant = equal_pools(budget=4200.0)
-    plant.run(3.0)
-    plant.feed_watts["a"] = 7000.0
-    plant.run(60.0)
-    assert plant.caps() == 8 * 200.0
-    plant.feed_watts["a"] = 2000.0
-    plant.run(120.0)
-    assert plant.caps() == pytest.approx(4200.0, abs=8.0)
-
-
-def test_a_hosts_changed_budget_leaves_what_other_feeds_asked_for() -> None:
-    """What was learned of one host's feed does not depend on the budget of another one."""
-    plant = equal_pools(1, budget=1050.0)
-    plant.hosts.append("b")
-    plant.devices[DeviceId("b", "q")] = h100("q")
-    plant.run(3.0)
-    plant.feed_watts["a"] = 1100.0
-    plant.run(1.0)
-    plant.feed_watts["a"] = 1045.0
-    lowered = plant.caps("a")
-    assert lowered < 1050.0
-    plant.governor.set_budget("b", 500.0)
-    plant.run(8.0)
-    assert plant.caps("a") == lowered
-
-
 def test_a_device_that_fell_off_frees_its_watts() -> None:
     """A device that its host does not list any more counts no longer."""
     plant = equal_pools(2, budget=2000.0)
@@ -446,126 +364,6 @@ def test_what_the_driver_does_not_tell_is_not_made_up() -> None:
     governor.on_report("a", Peer("a", 1), PowerReport(0, (blind, replace(h100("y"), draw_watts=None))), 0.0)
     [order] = governor.round({}, ["a"], 0.0)
     assert "('y',), caps_watts=(300.0,)" in str(order)
-
-
-# --- whatever happens ------------------------------------------------------------------------------------------------
-
-ROLES = (None, PROMPT, MIXED, TOKEN)
-
-
-class Checked:
-    """A plant with random happenings, checked at every change of a cap."""
-
-    def __init__(self, data: st.DataObject) -> None:
-        self._draw = data.draw
-        devices = {}
-        for host in ("a", "b"):
-            for index in range(self._draw(st.integers(1, 4))):
-                least = self._draw(st.integers(50, 300))
-                most = self._draw(st.integers(least, 800))
-                name = f"{host}{index}"
-                devices[DeviceId(host, name)] = h100(name, self._draw(st.integers(least, most)), least, most)
-        delays = st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.3, None])
-        self.plant = Plant(PowerConfig(hold_s=3.0), devices)
-        self._were_met: dict[str | None, bool] = {}
-        for key in devices:
-            self._use(key)
-        self.plant.run(0.5)  # the governor knows all devices
-        self.plant.delay_s = lambda: self._draw(delays)
-        self.plant.on_change = self.check
-
-    def _use(self, key: DeviceId) -> None:
-        role = self._draw(st.sampled_from(ROLES))
-        self.plant.uses.pop(key, None)
-        if role is not None:
-            self.plant.uses[key] = Use(role, self._draw(st.sampled_from([None, 0.03, 0.3])))
-
-    def happen(self) -> None:
-        """Change a budget or a role, let a device forget its cap, or let one fall off."""
-        plant, key = self.plant, self._draw(st.sampled_from(sorted(self.plant.devices)))
-        match self._draw(st.sampled_from(["budget", "budget", "role", "forgets", "falls off", "heat"])):
-            case "budget":
-                scope = self._draw(st.sampled_from([None, "a", "b"]))
-                plant.governor.set_budget(scope, self._draw(st.none() | st.integers(100, 5000)))
-            case "role":
-                self._use(key)
-            case "forgets":
-                power = plant.devices[key]
-                plant.devices[key] = replace(power, cap_watts=power.usual_watts, enforced_watts=power.usual_watts)
-                plant.on_change, plant.delay_s, delay_s = lambda: None, lambda: 0.0, plant.delay_s
-                plant.run(0.5)  # until then the governor may raise another cap, because it does not know of this one
-                plant.on_change, plant.delay_s = self.check, delay_s
-            case "falls off" if len(plant.devices) > 2:
-                del plant.devices[key]
-                plant.uses.pop(key, None)
-            case "heat":
-                power = plant.devices[key]
-                plant.devices[key] = replace(
-                    power, is_throttled=not power.is_throttled, draw_watts=0.8 * (power.cap_watts or 0.0)
-                )
-        self._were_met.clear()
-
-    def budgets(self) -> list[tuple[str | None, float]]:
-        """The budgets, None for the cluster's."""
-        governor = self.plant.governor
-        everywhere = [] if governor.budget_watts is None else [(None, governor.budget_watts)]
-        return [*everywhere, *governor.budget_watts_of.items()]
-
-    def least(self, scope: str | None) -> float:
-        return sum(power.least_watts for key, power in self.plant.devices.items() if scope in (None, key.host))
-
-    def check(self) -> None:
-        """A budget that was met once stays met at every change, until something happens."""
-        for scope, budget in self.budgets():
-            is_met = self.plant.caps(scope) <= budget
-            assert is_met or not self._were_met.get(scope), f"the caps passed the budget of {scope or 'the cluster'}"
-            self._were_met[scope] = is_met
-
-    def settle(self) -> None:
-        """Let everything arrive, for as long as a ceiling lasts; feasible budgets are then met, and nothing moves."""
-        plant = self.plant
-        plant.delay_s = lambda: 0.0
-        plant.run(40.0)
-        for scope, budget in self.budgets():
-            assert plant.caps(scope) <= max(budget, self.least(scope)) + 1e-6
-        plant.orders.clear()
-        plant.run(20.0)
-        assert plant.orders == [], "caps move although nothing happens"
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=40)
-@given(data=st.data())
-def test_whatever_happens_feasible_budgets_are_kept(data: st.DataObject) -> None:
-    """Caps stay within constraints; a feasible budget is met after the settling time, stays met on the way to other
-    caps, and then nothing moves.
-    """
-    checked = Checked(data)
-    for _ in range(data.draw(st.integers(1, 4))):
-        checked.happen()
-        checked.plant.run(data.draw(st.sampled_from([0.5, 1.0, 4.0])))
-        for power in checked.plant.devices.values():
-            assert power.least_watts <= (power.cap_watts or 0.0) <= power.most_watts
-    checked.settle()
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=40)
-@given(data=st.data())
-def test_no_cap_flaps(data: st.DataObject) -> None:
-    """Under noise, roles that change all the time and no change of a budget, no cap rises within ``hold_s`` after it
-    fell.
-    """
-    plant = equal_pools(2, budget=data.draw(st.integers(900, 2700)))
-    for _ in range(30):
-        key = data.draw(st.sampled_from(sorted(plant.devices)))
-        if data.draw(st.booleans()):
-            plant.uses[key] = Use(data.draw(st.sampled_from([PROMPT, TOKEN, MIXED])))
-        draw = data.draw(st.floats(0.5, 1.02)) * (plant.devices[key].cap_watts or 0.0)
-        plant.devices[key] = replace(plant.devices[key], draw_watts=draw)
-        plant.run(0.5)
-    for key in plant.devices:
-        mine = [change for change in plant.changes if change[1] == key]
-        for (fell_s, _, before, after), (rose_s, _, low, high) in pairwise(mine):
-            assert after > before or high < low or rose_s - fell_s >= plant.config.hold_s - 0.25
 
 
 def test_an_actuator_learns_that_it_is_governed_even_if_no_cap_changes() -> None:
