@@ -83,7 +83,7 @@ class Device:
             if self.cap_watts() > ordered + SAME_WATTS:
                 self.disobeyed_until_s = now + _DISOBEYED_S
             elif self.cap_watts() < ordered - SAME_WATTS:
-                self.granted.lower(self.cap_watts(), now + LONGEST_S)
+                self.granted.lower(self.cap_watts(), now + LONGEST_S, 0.0)
         if power.enforced_watts is not None and power.enforced_watts < self.cap_watts() - SAME_WATTS:
             self.enforced.lower(power.enforced_watts, now + LONGEST_S)
         self.granted.expire(now)

@@ -215,6 +215,11 @@ def test_a_device_that_grants_less_is_not_ordered_again_and_again() -> None:
     plant.orders.clear()
     plant.run(120.0)
     assert plant.orders == []
+    plant.devices[DeviceId("a", "p0")] = h100("p0", 500.0)
+    plant.obeys = lambda key, watts: min(watts, 688.3) if key.device == "p0" else watts
+    plant.run(10.0)
+    assert [watts for _, _, watts in plant.orders] == [690.3], "it grants a little less than before"
+    plant.orders.clear()
     plant.governor.set_budget("a", None)
     plant.run(10.0)
     assert plant.orders == []
