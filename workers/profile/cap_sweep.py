@@ -48,15 +48,14 @@ def sweep_caps(
     """Measure the phases on the GPU called ``device``, under even steps of whole watts from its default limit, or its
     former one if that is lower, to its lowest one.
 
-    ``prompt_s`` and ``token_s`` run an iteration of their phase, and return its seconds. The last row is always that of
-    the default limit, because a curve's fractions are of it. Where the former limit is lower that row repeats the one
-    of the former limit, because the server does not pass it either, so a higher cap changes nothing. Raises: CapsError.
+    ``prompt_s`` and ``token_s`` run an iteration of their phase, and return its seconds. The lowest cap is the first
+    row. Raises: CapsError.
     """
     former = _power(gpus, device)
     if former.cap_watts is None or former.draw_watts is None:
         raise CapsError(f"GPU {device} does not tell its power limit and its power")
     _set(gpus, device, former.cap_watts)  # whether that is permitted, before anything is changed
-    least, full = ceil(former.least_watts), floor(former.usual_watts)
+    least = ceil(former.least_watts)
     top = floor(min(former.most_watts, former.usual_watts, former.cap_watts))
     if top - least < NUM_CAPS:
         raise CapsError(f"GPU {device} has no room for caps: its limit is {top} W, and the lowest one {least} W")
@@ -71,8 +70,6 @@ def sweep_caps(
     finally:
         if not gpus.set_cap(device, former.cap_watts):
             raise CapsError(f"GPU {device} did not get its former limit of {former.cap_watts:.0f} W back; set it")
-    if top < full:
-        rows.insert(0, (float(full), *rows[0][1:]))
     watts, prompts_s, tokens_s, prompt_watts, token_watts = zip(*reversed(rows), strict=True)
     return CapSweep(watts, prompts_s, tokens_s, prompt_watts, token_watts, source)
 

@@ -72,20 +72,20 @@ def test_both_phases_are_timed_under_each_cap(loaded_driver: FakeDriver) -> None
 
 
 def test_a_limit_that_a_person_lowered_is_not_passed(loaded_driver: FakeDriver) -> None:
-    """Caps begin at that limit. Curves are of the default limit, up to which a higher cap changes nothing."""
+    """Caps begin at that limit, which is the full power of the measured curves."""
     card = Card(loaded_driver)
     caps = card.sweep()
-    assert caps.caps_watts == (200.0, 275.0, 350.0, 425.0, 500.0, 575.0, 650.0, 700.0)
-    assert caps.prompt_s[-2:] == (70.0 / FORMER_WATTS,) * 2
-    assert caps.prompt_watts[-2:] == (FORMER_WATTS,) * 2
+    assert caps.caps_watts == (200.0, 275.0, 350.0, 425.0, 500.0, 575.0, 650.0)
+    assert caps.prompt_s[-1] == 70.0 / FORMER_WATTS
+    assert caps.prompt_watts[-1] == FORMER_WATTS
     assert card.most_watts == loaded_driver.limit(0) == FORMER_WATTS
-    curve = measured_curves(caps).prompt
-    assert curve.factor(FORMER_WATTS / 700.0) == 1.0
-    assert curve.factor(350.0 / 700.0) == pytest.approx(FORMER_WATTS / 350.0)
+    curves = measured_curves(caps)
+    assert curves.full_watts == FORMER_WATTS
+    assert curves.prompt.factor(350.0 / FORMER_WATTS) == pytest.approx(FORMER_WATTS / 350.0)
 
 
 def test_a_limit_that_a_person_raised_is_not_used(loaded_driver: FakeDriver) -> None:
-    """Curves are of the default limit, so caps above it are not measured. The raised limit comes back."""
+    """Caps above the default limit are not measured, because the governor sets none. The raised limit comes back."""
     loaded_driver.put(0, "usual", 500 * WATT)
     card = Card(loaded_driver)
     assert card.sweep().caps_watts == (200.0, 250.0, 300.0, 350.0, 400.0, 450.0, 500.0)
