@@ -122,6 +122,7 @@ _RULES: Final[dict[type, Rules]] = {
             "decode_s",
             "prompt_energy_j",
             "token_energy_j",
+            "kv_decoding_bytes",
         ),
     ),
     m.LoadDigest: Rules(columns=("workers", "reports"), added=("shown_on",)),

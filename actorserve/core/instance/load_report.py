@@ -89,6 +89,7 @@ def make_report(
     waiting = [request for request in order if not request.is_started]
     wanted_bytes = [memory.bytes_of_blocks(memory.blocks_wanted(request)) for request in waiting]
     num_started = len(order) - len(waiting)
+    decoding = [request for request in order if request.has_decoded and not source.hands_off(request)]
     return LoadReport(
         sequence=sequence,
         num_running=num_started,
@@ -128,9 +129,10 @@ def make_report(
         num_output_tokens=num_output_tokens,
         num_by_level=tuple(num_by_level),
         role=role,
-        num_decoding=sum([request.has_decoded and not source.hands_off(request) for request in order]),
+        num_decoding=len(decoding),
         power=power,
         prompt_energy_j=energy.prompt_j if energy.is_open else None,
         token_energy_j=energy.token_j if energy.is_open else None,
         decode_s=profile.decode_s(num_started, memory.held_blocks * memory.tokens_per_block) if num_started else 0.0,
+        kv_decoding_bytes=sum([memory.bytes_of(request) for request in decoding]),
     )

@@ -292,18 +292,18 @@ class Pairing:
         )
         self._set_left(move, num_bytes)
         self._no_source_until_s[destination.peer] = now + ttl_s + self.config.rest_s
-        decoding_only = _sends_decodes(source) or (
-            destination.pool is InstanceRole.TOKEN and source.pool is not InstanceRole.TOKEN
-        )
+        decoding_only = _moves_only_decodes(source, destination)
         sends.append(Send(source.peer, MigrateTo(destination.peer, num_bytes, ttl_s, decoding_only)))
 
     def _bytes_to_move(self, source: InstanceView, destination: InstanceView) -> int:
         """As much as the module's rules allow; 0 if that is less than a block."""
         report = source.report
-        held_bytes = report.kv_needed_bytes + report.kv_wanted_bytes
+        wanted_bytes = report.kv_needed_bytes + report.kv_wanted_bytes
+        num_requests = report.num_running + report.num_waiting
+        if _moves_only_decodes(source, destination):
+            wanted_bytes, num_requests = report.kv_decoding_bytes, report.num_decoding
         free_bytes = destination.free_bytes()
-        mean_bytes = max(held_bytes / (report.num_running + report.num_waiting), report.bytes_per_block)
-        wanted_bytes = held_bytes
+        mean_bytes = max(wanted_bytes / max(1, num_requests), report.bytes_per_block)
         if not source.must_empty and not _sends_decodes(source):
             gap_bytes = free_bytes - _free_bytes(source)
             wanted_bytes = min(wanted_bytes, max(gap_bytes // 2, min(ceil(mean_bytes), gap_bytes * 3 // 4)))
@@ -325,6 +325,12 @@ def _free_bytes(view: InstanceView) -> int:
 def _sends_decodes(view: InstanceView) -> bool:
     """Whether the instance is to send away all requests that decode there."""
     return view.pool is InstanceRole.PROMPT and view.report.num_decoding > 0
+
+
+def _moves_only_decodes(source: InstanceView, destination: InstanceView) -> bool:
+    """Whether only requests past their first token move from the one to the other."""
+    is_token = destination.pool is InstanceRole.TOKEN and source.pool is not InstanceRole.TOKEN
+    return is_token or _sends_decodes(source)
 
 
 def _fits_pools(source: InstanceView, destination: InstanceView) -> bool:

@@ -5,7 +5,18 @@ from collections.abc import Mapping
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import LoadReport, Message, MigrateTo, ModelInfo, Peer, PeerUp, Role, Tick, WorkerInfo
+from actorserve.core.messages import (
+    InstanceRole,
+    LoadReport,
+    Message,
+    MigrateTo,
+    ModelInfo,
+    Peer,
+    PeerUp,
+    Role,
+    Tick,
+    WorkerInfo,
+)
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.placement.instance_view import InstanceView
 from tests.core.harness.coordinator import handle_validated
@@ -30,10 +41,10 @@ class Cluster:
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
         return handle_validated(self.state, message, now, sender)
 
-    def report(self, peer: Peer, needed: int, running: int, **fields: int | bool) -> list[Effect]:
+    def report(self, peer: Peer, needed: int, running: int, **fields: int | bool | InstanceRole) -> list[Effect]:
         """``running`` requests use ``needed`` bytes, which is also the default of V."""
         self.sequence += 1
-        fields = {"virtual_usage_bytes": needed, "num_waiting": 0, "num_preemptions": 0} | fields
+        fields = {"virtual_usage_bytes": needed, "num_waiting": 0, "num_preemptions": 0, **fields}
         report = LoadReport(
             sequence=self.sequence,
             num_running=running,

@@ -96,7 +96,8 @@ def test_a_destination_without_room_leaves_the_request_here() -> None:
     instance.handle(Declined(migration_id(), DeclineReason.NO_BLOCKS), 0.0, D)
     instance.done()
     assert_goes_on(instance)
-    assert instance.state.load_report().num_decoding == 1
+    report = instance.state.load_report()
+    assert (report.num_decoding, report.kv_decoding_bytes) == (1, 300)
 
 
 def test_the_destinations_death_leaves_the_request_here() -> None:
