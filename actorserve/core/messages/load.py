@@ -14,9 +14,9 @@ class LoadReport:
     checkpoints count in neither ``host_*`` field. Unless stated otherwise, counts are since the instance started.
 
     - ``virtual_usage_bytes`` is the sum of V over its requests (``core.placement.freeness``). It includes
-      ``kv_reserved_bytes``, the blocks that incoming migrations hold, and ``kv_head_bytes``, the demand of the first
-      waiting request. ``kv_wanted_bytes`` is the demand of all waiting requests.
-    - ``kv_needed_bytes`` is the whole KV of all started requests, wherever it lies.
+      ``kv_reserved_bytes``, the blocks that incoming migrations and handoffs hold, and ``kv_head_bytes``, the
+      demand of the first waiting request. ``kv_wanted_bytes`` is the demand of all waiting requests.
+    - ``kv_needed_bytes`` is the whole KV of all started requests, wherever it lies, and ``kv_reserved_bytes``.
     - ``kv_yielding_bytes`` is the demand of preempted requests that leave memory to new ones if need be. It is part of
       ``kv_needed_bytes`` and ``kv_wanted_bytes``.
     - ``pending_prompt_tokens`` is what is left to compute of the prompts that wait or are being computed. A prompt that

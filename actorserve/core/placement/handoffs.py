@@ -1,8 +1,9 @@
 """Handoffs in flight: the token instances that are to get requests whose prompts other instances compute.
 
 The token instance is chosen when the request is placed, because its memory must be there when the prompt is computed
-(Splitwise, section 4.2). It reports the memory only later: when the copy of the KV begins. Until it has accepted the
-request, the dispatcher counts that memory here.
+(Splitwise, section 4.2). It reserves the memory when the copy of the KV begins, and from then on its reports show it.
+A handoff is in flight until its token instance has accepted the request. The memory counts once all the while, because
+what a report shows as reserved is not added to it (``InstanceView.coming_bytes``).
 """
 
 from collections.abc import Iterable

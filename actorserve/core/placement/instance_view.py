@@ -8,8 +8,9 @@ The next report confirms a placement, but the request may wait there for long. I
 report would offer the same memory to further requests. Therefore the room and the freeness for dispatch count the
 demand of all requests that wait at the instance.
 
-Incoming migrations count in the same way until reports show them. Outgoing bytes count against the source until they
-have left, because a source with few requests would otherwise look like the freest instance and attract new requests.
+Incoming migrations and handoffs count in the same way until reports show the memory that is reserved for them. Outgoing
+bytes count against the source until they have left, because a source with few requests would otherwise look like the
+freest instance and attract new requests.
 """
 
 from dataclasses import dataclass, field
@@ -116,9 +117,21 @@ class InstanceView:
         return not self.is_stale and not self.is_closed
 
     @property
+    def handoff_bytes(self) -> int:
+        """The bytes of the handoffs in flight, whether or not the last report shows them as reserved."""
+        return self.num_handoff_blocks * self.report.bytes_per_block
+
+    @property
     def incoming_bytes(self) -> int:
-        """The bytes of incoming migrations that the last report does not show as reserved yet."""
-        return max(0, self.promised_bytes - self.report.kv_reserved_bytes)
+        """The bytes of incoming migrations that the last report does not show as reserved yet. What it shows counts as
+        reserved for handoffs first, because the report does not tell the two apart.
+        """
+        return max(0, self.promised_bytes - max(0, self.report.kv_reserved_bytes - self.handoff_bytes))
+
+    @property
+    def coming_bytes(self) -> int:
+        """The bytes of incoming migrations and of handoffs in flight that the last report does not show yet."""
+        return max(0, self.promised_bytes + self.handoff_bytes - self.report.kv_reserved_bytes)
 
     @property
     def num_running(self) -> int:
@@ -151,23 +164,22 @@ class InstanceView:
         On a token instance only KV counts that is there or is about to come, because the other requests that are to be
         handed over to it wait for their prompts, and those that decode there now leave meanwhile. It has no queue.
         """
-        report = self.report
-        num_handoff_blocks = self.num_handoff_blocks
+        report, coming_bytes = self.report, self.coming_bytes
         if self.pool is InstanceRole.TOKEN:
-            max_queue, num_handoff_blocks = None, 0
+            max_queue, coming_bytes = None, self.incoming_bytes
         if self.is_stale or (max_queue is not None and report.num_waiting + len(self.in_flight) >= max_queue):
             return NO_ROOM
-        demand_bytes = report.kv_needed_bytes + report.kv_wanted_bytes - report.kv_yielding_bytes + self.incoming_bytes
+        demand_bytes = report.kv_needed_bytes + report.kv_wanted_bytes - report.kv_yielding_bytes + coming_bytes
         free_bytes = report.kv_total_bytes + report.host_total_bytes - demand_bytes
-        num_free_blocks = free_bytes // report.bytes_per_block - self.num_blocks_in_flight - num_handoff_blocks
+        num_free_blocks = free_bytes // report.bytes_per_block - self.num_blocks_in_flight
         max_tokens = report.row_shape.max_rows(max(0, num_free_blocks)) * report.tokens_per_block
         return min(self.capacity_tokens, max_tokens)
 
     def free_bytes(self) -> int:
         """M less the sum of V, where V includes placements and handoffs in flight, and incoming migrations."""
         report = self.report
-        in_flight_bytes = (self.num_blocks_in_flight + self.num_handoff_blocks) * report.bytes_per_block
-        return report.kv_total_bytes - report.virtual_usage_bytes - self.incoming_bytes - in_flight_bytes
+        in_flight_bytes = self.num_blocks_in_flight * report.bytes_per_block
+        return report.kv_total_bytes - report.virtual_usage_bytes - self.coming_bytes - in_flight_bytes
 
     def dispatch_freeness(self, num_saved_tokens: int = 0) -> float:
         """F as dispatch compares it, for a request whose first ``num_saved_tokens`` tokens have their KV there already.

@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings, strategies as st
 
-from actorserve.core.messages import LoadReport, ModelInfo, Peer, Place
+from actorserve.core.messages import InstanceRole, LoadReport, ModelInfo, Peer, Place
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import NewInstance
 from tests.core.harness.fleets import GATEWAY, choose, fleet_of, report, view
@@ -22,6 +22,34 @@ def test_what_migrations_bring_counts_until_reports_show_it() -> None:
     fleet.promise(destination, -300)
     assert destination.free_bytes() == 700
     assert choose(fleet, Place("r", 1, 4)) == "b"
+    fleet.validate()
+
+
+def test_a_handoff_counts_once_from_its_placement_to_its_start() -> None:
+    """The destination reserves the memory with the first copy, and reports it. The fleet has counted it until then."""
+    fleet = fleet_of([view("p"), view("d", used=100, running=3, kv_needed_bytes=100)])
+    prompt, destination = fleet.views[Peer("p", 1)], fleet.views[Peer("d", 1)]
+    fleet.place(prompt, GATEWAY, Place("r", 1, 80), 0.0, token_view=destination)
+    assert (destination.free_bytes(), destination.room_tokens(64)) == (700, 280)
+    held = {"used": 300, "kv_needed_bytes": 300}
+    fleet.on_report(destination.peer, report(1, running=3, kv_reserved_bytes=200, **held), 0.0)
+    assert (destination.free_bytes(), destination.room_tokens(64)) == (700, 280)
+    fleet.on_report(destination.peer, report(2, running=4, accepted=("r",), **held), 0.0)
+    assert (destination.free_bytes(), destination.room_tokens(64)) == (700, 280)
+    fleet.validate()
+
+
+def test_memory_reserved_for_a_handoff_hides_no_migration() -> None:
+    """A move of 100 bytes to a token instance is still to come, though it has reserved 200 bytes for a handoff."""
+    fleet = fleet_of([view("p"), view("t")])
+    prompt, token = fleet.views[Peer("p", 1)], fleet.views[Peer("t", 1)]
+    fleet.set_role(token, InstanceRole.TOKEN)
+    fleet.place(prompt, GATEWAY, Place("r", 1, 80), 0.0, token_view=token)
+    fleet.promise(token, 100)
+    fleet.on_report(token.peer, report(1, used=200, kv_needed_bytes=200, kv_reserved_bytes=200), 0.0)
+    assert (token.free_bytes(), token.room_tokens(64)) == (700, 280)
+    fleet.on_report(token.peer, report(2, used=300, kv_needed_bytes=300, kv_reserved_bytes=300), 0.0)
+    assert (token.free_bytes(), token.room_tokens(64)) == (700, 280)
     fleet.validate()
 
 
