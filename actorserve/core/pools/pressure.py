@@ -3,8 +3,8 @@
 - Prompts: the seconds of prompts that come in a second, and what waits, worked off within ``WINDOW_S``, over the
   instances, each busy for ``BUSY`` of its time. More would make queues, because prompts do not come evenly.
 - Tokens: the time of an iteration beyond the shortest one, over what its target leaves for it, or the share of memory
-  in use over ``FULL``, whichever is more. Both count the requests that decode on drafted prompt instances as well,
-  because these found no place in the token pool.
+  in use over ``FULL``, whichever is more. Both count the requests that decode on prompt instances as well, because
+  these found no place in the token pool, or were there when the instance's role changed.
 
 The sizes of the pools (``core.pools.sizing``) and the number of instances (``core.cluster.scaling``) follow it.
 """
@@ -86,13 +86,13 @@ class PoolPressure:
     def of_tokens(self, tokens: Sequence[InstanceView], prompts: Sequence[InstanceView]) -> float:
         """The pressure on these token instances, of which there is one at least, beside these prompt instances."""
         num_running = sum([view.num_running for view in tokens])
-        num_without_place = sum([view.report.num_decoding for view in prompts if view.is_drafted])
-        if not num_running:
-            return inf if num_without_place else 0.0
+        num_outside = sum([view.report.num_decoding for view in prompts])
         in_time = sum([self._share_of_target(view) for view in tokens]) / len(tokens)
+        in_time *= 1.0 + num_outside / max(1, num_running)
         used_bytes = sum([view.report.virtual_usage_bytes + view.incoming_bytes for view in tokens])
+        used_bytes += sum([view.report.kv_decoding_bytes for view in prompts])
         in_memory = used_bytes / max(1, sum([view.report.kv_total_bytes for view in tokens])) / FULL
-        return max(in_time, in_memory) * (num_running + num_without_place) / num_running
+        return max(in_time, in_memory)
 
     def _share_of_target(self, view: InstanceView) -> float:
         """How much of the time that an iteration may take beyond the shortest one is used. It grows in proportion to

@@ -91,16 +91,34 @@ def test_a_prompt_instance_computes_tokens_when_memory_is_short() -> None:
     assert list(pools.round().values()) == [TOKEN.value]
 
 
-def test_requests_that_decode_on_drafted_prompt_instances_count_for_the_token_pool() -> None:
-    """The token pool bears its load easily, but as many requests again have no place there."""
+def test_requests_that_decode_on_prompt_instances_count_for_the_token_pool() -> None:
+    """The token pool bears its load easily, but twice as many requests again decode outside."""
     crowded = instances(PROMPT, "p1", "p2", num_decoding=4)
     tokens = instances(TOKEN, "t1", running=4, decode_s=0.6 * TPOT_TARGET_S)
-    pools = Pools(*crowded, *tokens)
-    assert pools.round() == {}, "what has just been computed there is about to be handed over"
-    for view in list(pools.fleet.views.values())[:2]:
-        pools.fleet.draft(view, is_drafted=True)
-    assert list(pools.round(1.0).values()) == [TOKEN.value]
+    assert list(Pools(*crowded, *tokens).round().values()) == [TOKEN.value]
     assert Pools(*instances(PROMPT, "p1", "p2"), *tokens).round() == {}
+
+
+def test_what_an_instance_still_decodes_counts_when_its_role_changes() -> None:
+    """A token instance becomes a prompt instance. Its requests go to the other two, so that no further one follows."""
+    tokens = instances(TOKEN, "t1", "t2", "t3", running=6, num_decoding=6, decode_s=0.5 * TPOT_TARGET_S)
+    pools = Pools(*instances(PROMPT, "p1"), *tokens)
+    pools.place("p1", int(2.6 * 100 * WINDOW_S))
+    assert len(pools.round()) == 1
+    assert pools.round(1.0) == {}
+
+
+def test_memory_that_requests_hold_on_prompt_instances_counts_for_the_token_pool() -> None:
+    """Two fifths of the token instance are in use, and the KV that is still to come there takes as much again."""
+    tokens = instances(TOKEN, "t1", used=400)
+    assert Pools(*instances(PROMPT, "p1", "p2"), *tokens).round() == {}
+    crowded = instances(PROMPT, "p1", "p2", num_decoding=1, kv_decoding_bytes=200)
+    assert list(Pools(*crowded, *tokens).round().values()) == [TOKEN.value]
+
+
+def test_a_request_that_decodes_outside_an_idle_pool_needs_no_instance() -> None:
+    pools = Pools(*instances(PROMPT, "p1", "p2", num_decoding=1), *instances(TOKEN, "t1", running=0))
+    assert pools.round() == {}
 
 
 def test_prompts_that_wait_for_any_instance_count() -> None:
