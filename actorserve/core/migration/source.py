@@ -214,8 +214,7 @@ class MigrationSource(Participant):
         if outgoing.stage_bytes and outgoing.followed is None:
             self._times.observe_transfer(outgoing.stage_bytes, now - outgoing.began_s)
         if self._is_void(outgoing):
-            self._withdraw(outgoing)
-            self._cancel(outgoing)
+            self._give_up_void(outgoing)
             return True
         if outgoing.is_last:
             if self._steps.is_running(outgoing.request):
@@ -300,10 +299,7 @@ class MigrationSource(Participant):
                 if not self._steps.is_running(request):
                     self._ask_to_hand_over(outgoing, now)
             elif self._is_void(outgoing):
-                self._withdraw(outgoing)
-                self._cancel(outgoing)
-                if outgoing.is_handoff:
-                    self._to_hand_off[request.request_id] = outgoing.to
+                self._give_up_void(outgoing)
         if self._ordered:
             self._begin_ordered(now)
         if target is None:
@@ -483,6 +479,13 @@ class MigrationSource(Participant):
         self.num_failed += 1
         del self._outgoing[outgoing.request.request_id]
         self.paused.discard(outgoing.request)
+
+    def _give_up_void(self, outgoing: Outgoing) -> None:
+        """The request has lost the blocks that were copied. A handoff begins again when the prompt does."""
+        self._withdraw(outgoing)
+        self._cancel(outgoing)
+        if outgoing.is_handoff:
+            self._to_hand_off[outgoing.request.request_id] = outgoing.to
 
     def _drop_target(self, to: Peer) -> None:
         """Stop moving requests there: it has no room, is draining, or is down. The coordinator will notice."""

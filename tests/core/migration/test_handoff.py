@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from actorserve.core.effects import Effect, Meet, RunStep, Send
+from actorserve.core.kv.layer_groups import LayerGroups
 from actorserve.core.messages import (
     Attained,
     Copied,
@@ -174,3 +175,25 @@ def test_an_answer_is_the_same_whoever_dies(dies: str) -> None:
     world.settle()
     assert all(client.tokens == client.expected for client in world.clients.values())
     world.check_at_rest()
+
+
+def test_a_prompt_that_is_preempted_is_handed_off_again() -> None:
+    """A request that decodes takes the blocks of a prompt that is being copied, whose layers with a window lack others.
+    The destination copied too late, and the handoff begins again when the prompt does.
+    """
+    windows = LayerGroups(num_full=1, num_windowed=1, window=4)
+    instance = source(num_blocks=28, max_batch_tokens=4, prefix_cache=False, layer_groups=windows)
+    instance.start(spec("other", 4, 190))
+    instance.done()
+    start(instance, 60)
+    instance.done()
+    while request_of(instance).is_resident:
+        instance.done()
+    assert len(instance.state.migration_source) == 1, "the source has not noticed yet"
+    assert told(instance.handle(Copied(migration_id(), 0), 0.0, D), D) == [Withdrawn(migration_id())]
+    instance.handle(Release("other", 1))
+    while not told(instance.effects, D) and not request_of(instance).num_output:
+        instance.done()
+    [offer] = told(instance.effects, D)
+    assert isinstance(offer, Offer)
+    assert offer.transfer == migration_id(2)
