@@ -180,11 +180,22 @@ class OwnerMessages:
             self._counts.num_handed_over += 1
             how = "with its KV" if hand_over.transfer is not None else "without KV"
             self._log.note(hand_over.request_id, now, "migrated", f"{owner.name} to {hand_over.to.name}, {how}")
+            token_instance = self._token_instance_after(session, hand_over.to)
             session.begin_epoch(now)
-            session.instance = hand_over.to
+            session.instance, session.token_instance = hand_over.to, token_instance
             session.attained = hand_over.attained
             session.energy = total_energy(session.energy, hand_over.energy)
             session.queued_s = 0.0
             session.transfer = None if hand_over.transfer is None else Transfer(owner, hand_over.transfer)
             self._placer.start(session, now, effects)
             effects.append(Send(owner, Release(hand_over.request_id, hand_over.epoch)))
+
+    def _token_instance_after(self, session: Session, to: Peer) -> Peer | None:
+        """Where ``to`` is to hand the request over to. A request whose prompt is still to be computed keeps its token
+        instance, where memory is reserved for it.
+        """
+        token_instance = session.token_instance
+        has_token = session.told_epoch == session.epoch  # of this owner
+        if has_token or token_instance == to or token_instance not in self._peers.workers:
+            return None
+        return token_instance

@@ -320,10 +320,7 @@ class MigrationSource(Participant):
 
     def _begin(self, target: Target, now: float) -> None:
         while self._num_moves < self._config.max_outgoing:
-            # A request whose token instance is not known here, because it may be dead, moves as others do.
-            bound = [request_id for request_id, to in self._to_hand_off.items() if to in self._peers]
-            moving = {*self._outgoing, *bound}
-            request = self._candidates.choose(target.num_bytes, moving, decoding_only=target.decoding_only)
+            request = self._candidates.choose(target.num_bytes, self._outgoing, decoding_only=target.decoding_only)
             if request is None:
                 return
             target.num_bytes -= self._memory.bytes_of(request)

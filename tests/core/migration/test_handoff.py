@@ -32,6 +32,7 @@ from tests.core.harness.source import (
     assert_goes_on,
     assert_holds_nothing,
     hand_over,
+    order,
     request_of,
     source,
     ticket,
@@ -175,6 +176,17 @@ def test_an_answer_is_the_same_whoever_dies(dies: str) -> None:
     world.settle()
     assert all(client.tokens == client.expected for client in world.clients.values())
     world.check_at_rest()
+
+
+def test_a_prompt_that_waits_moves_though_it_has_a_token_instance() -> None:
+    """An instance that is to be empty gives away the prompts that it has not begun, and not the one that it computes."""
+    instance = source(max_batch_requests=1, max_batch_tokens=8)
+    instance.handle(Start(1, replace(spec("r", 20, 100), request_id="begun"), Attained(), None, E), 0.0, GATEWAY)
+    instance.handle(Start(1, spec("r", 20, 100), Attained(), None, E), 0.0, GATEWAY)
+    assert told(order(instance, D), GATEWAY) == [hand_over(0, number=0)]
+    instance.handle(Release("r", 1))
+    assert list(instance.state.requests) == ["begun"]
+    assert order(instance, D) == []
 
 
 def test_a_prompt_that_is_preempted_is_handed_off_again() -> None:

@@ -29,7 +29,7 @@ from actorserve.core.messages import (
     Transfer,
 )
 from tests.core.harness.driver import migration_id
-from tests.core.harness.gateway import COORDINATOR, SPEC, A, B, Gateway, tokens, up
+from tests.core.harness.gateway import COORDINATOR, SPEC, A, B, Gateway, opened, tokens, up
 from tests.core.harness.handover import ATTAINED, HAND_OVER, with_tokens
 
 C = Peer("worker-2", 1)
@@ -77,6 +77,27 @@ def test_a_request_without_kv_starts_without_a_transfer() -> None:
     gateway = with_tokens()
     effects = gateway.handle(replace(HAND_OVER, transfer=None), 0.0, A)
     assert effects == [Send(B, start(2, (10, 11), None)), Send(A, Release("r", 1))]
+
+
+@pytest.mark.parametrize(("token_instance", "is_kept"), [(C, True), (B, False), (Peer("worker-9", 1), False)])
+def test_a_prompt_that_moves_keeps_its_token_instance(token_instance: Peer, is_kept: bool) -> None:
+    """Its new owner computes the prompt, and hands the request over as its first owner would have, unless that token
+    instance is the new owner itself, or is gone.
+    """
+    gateway = opened(A, B, C)
+    gateway.handle(Placed("r", 1, A, token_instance=token_instance), 0.0, COORDINATOR)
+    asks = HandOver("r", 1, B, None, 0, ATTAINED)
+    moved = replace(start(2, (), None), token_instance=token_instance if is_kept else None)
+    assert gateway.handle(asks, 0.0, A) == [Send(B, moved), Send(A, Release("r", 1))]
+
+
+def test_a_request_past_its_prompt_moves_without_a_token_instance() -> None:
+    """The coordinator chose B for its tokens, because its first token instance had no room."""
+    gateway = opened(A, B, C)
+    gateway.handle(Placed("r", 1, A, token_instance=C), 0.0, COORDINATOR)
+    gateway.handle(tokens(1, 0, 10), 0.0, A)
+    effects = gateway.handle(HandOver("r", 1, B, None, 1, ATTAINED), 0.0, A)
+    assert effects == [Send(B, start(2, (10,), None)), Send(A, Release("r", 1))]
 
 
 def test_nothing_is_committed_while_tokens_are_missing() -> None:
