@@ -150,11 +150,14 @@ class ClusterScheduler:
 
 
 def _has_foreign_work(view: InstanceView) -> bool:
-    """Whether the instance has, or is about to get, requests in the phase that its own pool does not compute."""
+    """Whether the instance has, or is about to get, requests in the phase that its own pool does not compute. A request
+    past its first token is none for a token instance, although its KV may be computed again.
+    """
+    report = view.report
     match view.role:
         case InstanceRole.PROMPT:
-            return view.report.num_decoding > 0 or view.num_handoffs > 0
+            return report.num_decoding > 0 or view.num_handoffs > 0
         case InstanceRole.TOKEN:
-            return view.pending_tokens > 0 or view.report.num_waiting > 0
+            return bool(view.in_flight) or report.num_running + report.num_waiting > report.num_decoding
         case InstanceRole.MIXED:
             return False

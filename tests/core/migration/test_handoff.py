@@ -179,7 +179,7 @@ def test_an_answer_is_the_same_whoever_dies(dies: str) -> None:
 
 
 def test_a_prompt_that_waits_moves_though_it_has_a_token_instance() -> None:
-    """An instance that is to be empty gives away the prompts that it has not begun, and not the one that it computes."""
+    """An instance that is to be empty gives away the prompts that it has not begun, but not one that it computes."""
     instance = source(max_batch_requests=1, max_batch_tokens=8)
     instance.handle(Start(1, replace(spec("r", 20, 100), request_id="begun"), Attained(), None, E), 0.0, GATEWAY)
     instance.handle(Start(1, spec("r", 20, 100), Attained(), None, E), 0.0, GATEWAY)

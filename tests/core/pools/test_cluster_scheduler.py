@@ -109,8 +109,8 @@ def test_the_least_loaded_token_instance_is_drafted_for_prompts() -> None:
     assert cluster.place(50) == ("t2", None)
     assert cluster.pool("t2") is MIXED
     assert cluster.place(8) == ("t2", None), "the mixed pool is tried before another instance is drafted"
-    cluster.report("t2", now=1.0, pending_prompt_tokens=30)
-    cluster.report("t2", now=3.0, pending_prompt_tokens=30)
+    cluster.report("t2", now=1.0, running=3, num_decoding=1)
+    cluster.report("t2", now=3.0, running=3, num_decoding=1)
     assert cluster.pool("t2") is MIXED
     cluster.report("t2", now=4.0, running=2, num_decoding=2)
     assert cluster.pool("t2") is TOKEN
@@ -187,6 +187,17 @@ def test_every_foreign_prompt_keeps_a_helper() -> None:
     cluster.report("t", now=2.5, running=2, num_decoding=2)
     assert cluster.pool("t") is MIXED
     cluster.report("t", now=3.5, running=2, num_decoding=2)
+    assert cluster.pool("t") is TOKEN
+
+
+def test_preempted_decodes_keep_no_helper() -> None:
+    """A token instance that lacks memory computes KV of its own requests again, which is no work of the prompt pool."""
+    cluster = Cluster(instance("p", PROMPT, pending_prompt_tokens=99), instance("t", TOKEN))
+    cluster.place(50)
+    preempted = {"running": 2, "waiting": 1, "pending_prompt_tokens": 70}
+    cluster.report("t", now=3.0, num_decoding=2, **preempted)
+    assert cluster.pool("t") is MIXED, "one of the requests is a prompt"
+    cluster.report("t", now=4.0, num_decoding=3, **preempted)
     assert cluster.pool("t") is TOKEN
 
 
