@@ -342,6 +342,9 @@ class ClusterState:
                 self.fleet.release(place.request_id)
                 self.queue.avoid(place.request_id, place.avoid)
         else:
+            if placement is not None and self._follows_load:
+                view = self.fleet.views[placement.placed.instance]
+                self.pressure.on_refused(view, placement.num_tokens, now)
             self._forget(place.request_id, place.epoch, now)
             # Waiting requests go first for the room that this may have freed, and instances are reserved for those that
             # the new request would pass though they have waited long enough.
@@ -378,8 +381,13 @@ class ClusterState:
         place, waited_s = waiting.place, now - waiting.since_s
         placed = self.fleet.place(pair.prompt, waiting.gateway, place, now, waited_s, pair.token)
         effects.append(Send(waiting.gateway, placed))
-        if self.sizing is not None or self.scaling is not None:
+        if self._follows_load:
             self.pressure.on_place(pair.prompt, place.num_tokens, now)
+
+    @property
+    def _follows_load(self) -> bool:
+        """Whether anything follows the pressure on the pools."""
+        return self.sizing is not None or self.scaling is not None
 
     def _refuse(
         self, waiting: WaitingRequest, reason: RefusalReason, retry_after_s: float, effects: list[Effect]

@@ -43,6 +43,10 @@ class _PromptLoad:
         self.sum_s = self.faded_s(now) + prefill_s
         self.at_s = now
 
+    def drop(self, prefill_s: float, now: float) -> None:
+        self.sum_s = max(0.0, self.faded_s(now) - prefill_s)
+        self.at_s = now
+
     def faded_s(self, now: float) -> float:
         return self.sum_s * exp((self.at_s - now) / WINDOW_S)
 
@@ -72,6 +76,11 @@ class PoolPressure:
         """A prompt of ``num_tokens`` goes to this instance. What a mixed one computes presses no prompt pool."""
         if view.role is not InstanceRole.MIXED:
             self._prompt_loads[self.group_of(view)].add(self._speeds.prefill_s(view.peer, num_tokens), now)
+
+    def on_refused(self, view: InstanceView, num_tokens: int, now: float) -> None:
+        """The instance has not taken a prompt that just went there. So the prompt counts only where it goes next."""
+        if view.role is not InstanceRole.MIXED:
+            self._prompt_loads[self.group_of(view)].drop(self._speeds.prefill_s(view.peer, num_tokens), now)
 
     def of_prompts(self, prompts: Sequence[InstanceView], num_waiting_tokens: int, now: float) -> float:
         """The pressure on these prompt instances, of which there is one at least. Prompts of ``num_waiting_tokens``

@@ -48,6 +48,15 @@ def test_a_token_instance_is_told_to_compute_prompts() -> None:
     assert "because that pool is more pressed" in str(made.state.operators.events.table(0, 2.0))
 
 
+def test_a_prompt_that_no_instance_takes_counts_once() -> None:
+    """An instance refuses a prompt again and again, and the gateway asks for another placement each time."""
+    for is_one in (False, True):
+        made = coordinator()
+        for number in range(9):
+            made.place("r" if is_one else f"r{number}", 10, epoch=1 + number)
+        assert len(orders(made.handle(Tick(), 4.0))) == (0 if is_one else 1)
+
+
 def test_roles_stay_unless_they_are_to_follow_the_load() -> None:
     made = coordinator(follow_load=False)
     queue_prompts(made)
