@@ -16,6 +16,7 @@ import threading
 import time
 import zlib
 from collections import Counter
+from functools import partial
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from workers.kv_transfer.frames import (
     request_bytes,
 )
 from workers.kv_transfer.parts import Part, parts_of
-from workers.kv_transfer.streams import listen, move_out, path_of, regions, remove_path, wait_at_most
+from workers.kv_transfer.streams import has_hung_up, listen, move_out, path_of, regions, remove_path, wait_at_most
 from workers.kv_transfer.tickets import Tickets
 
 _MAX_READERS = 64
@@ -150,14 +151,14 @@ class DataServer:
             by_piece = not read.ticket.on_host
             stream.sendall(encode_granted(by_piece=by_piece))
             for part in parts:
-                self._wait_for(part)
+                self._wait_for(part, stream)
                 chunk = blocks[part.begin : part.end]
                 move_out(stream, regions(pool.array[:, part.pieces], chunk, by_piece=by_piece))
             return
         stream.sendall(encode_granted(by_piece=False))
         staging = np.empty(min(len(blocks), read.per_chunk) * self._pools.block_bytes, dtype=np.uint8)
         for part in parts:
-            self._wait_for(part)
+            self._wait_for(part, stream)
             chunk = blocks[part.begin : part.end]
             body = staging[: part.num_bytes(piece_bytes)].reshape(len(chunk), -1, piece_bytes)
             pool.read(chunk, body, part.pieces)
@@ -165,14 +166,16 @@ class DataServer:
                 stream.sendall(CHECKSUM.pack(zlib.crc32(body.data)))
             move_out(stream, regions(body, range(len(body)), by_piece=False))
 
-    def _wait_for(self, part: Part) -> None:
+    def _wait_for(self, part: Part, stream: socket.socket) -> None:
         """Return when the iteration that writes this part has written it. Raises: StuckError, OSError."""
         if part.least and self._pools.progress is not None:
-            wait_until(self._pools.progress, part.least, self._check_open, self._patience_s)
+            wait_until(self._pools.progress, part.least, partial(self._check_open, stream), self._patience_s)
 
-    def _check_open(self) -> None:
+    def _check_open(self, stream: socket.socket) -> None:
         if self._is_closed:
             raise ConnectionAbortedError("the server is closed")
+        if has_hung_up(stream):
+            raise ConnectionResetError("the reader hung up")
 
     def _drop(self, reason: str) -> None:
         with self._lock:

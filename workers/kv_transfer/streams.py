@@ -10,6 +10,7 @@ import errno
 import math
 import os
 import re
+import select
 import socket
 import stat
 import struct
@@ -117,6 +118,13 @@ def wait_at_most(stream: socket.socket, seconds: float) -> None:
     limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def has_hung_up(stream: socket.socket) -> bool:
+    """Whether the other side has closed the connection. Never waits."""
+    poller = select.poll()
+    poller.register(stream, select.POLLRDHUP)
+    return bool(poller.poll(0))
 
 
 def regions(array: Bytes, blocks: Sequence[int], *, by_piece: bool) -> Regions:

@@ -117,6 +117,15 @@ def test_an_iteration_that_is_stuck_is_not_its_readers_fault(tmp_path: Path) -> 
         assert received(stream) == encode_granted(by_piece=True)
 
 
+def test_a_reader_that_gives_up_makes_way_while_an_iteration_computes(tmp_path: Path) -> None:
+    """It keeps no place among the readers until the iteration whose KV it waited for gets on."""
+    said = encode_read(replace(ALL, ticket=ticket_for(range(NUM_BLOCKS), step_id=5)))
+    with serving(f"ipc://{tmp_path}/kv") as server:
+        with reader(server, said) as stream:
+            assert stream.recv(ANSWER_HEAD.size) == encode_granted(by_piece=True)
+        expect_dropped(server, "the reader hung up", 1)
+
+
 def test_a_server_ends_while_readers_stall(server: DataServer) -> None:
     """``close`` ends connections that send or read nothing, and then no socket listens."""
     with reader(server), reader(server, encode_read(replace(ALL, ticket=ticket_for(range(NUM_BLOCKS))))) as stream:
