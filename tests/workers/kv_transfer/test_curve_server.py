@@ -1,5 +1,6 @@
 """KV over encrypted sockets: only hosts with workers read it, and whatever a reader sends, others are served."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from actorserve.wire.trust import HostKey, KeyPair, PublicKeys, Trust
 from tests.e2e.server import wait_until
 from tests.wire.keys import make_pair
 from tests.workers.kv_source import HERE, KEY, KEYS, THERE, content, held, make_pools, ticket_for
+from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.curve.client import CurveClient
 from workers.kv_transfer.curve.server import NEXT, CurveServer
 from workers.kv_transfer.errors import TransferError
@@ -199,6 +201,28 @@ def test_garbage_is_counted_and_others_are_served(frames: list[bytes], reason: s
         wait_until(lambda: dropped(source).get(reason, 0) == 1, reason)
         with reading() as destination:
             destination.fetch(fetch_of(source))
+
+
+def test_a_reader_that_gives_up_makes_way_while_an_iteration_computes() -> None:
+    """It keeps no place among the readers, although the iteration whose KV it waited for gets no further."""
+    with serving() as (source, _), reading() as destination:
+        server, cancellation, errors = source._server, Cancellation(), list[TransferError]()
+        assert isinstance(server, CurveServer)
+
+        def read() -> None:
+            try:
+                destination.fetch(fetch_of(source, ticket_for((0,), step_id=5)), cancellation)
+            except TransferError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        wait_until(lambda: any(found.num_asked for found in list(server._readings.values())), "a reader that waits")
+        cancellation.cancel("not wanted")
+        thread.join()
+        assert [str(error) for error in errors] == ["not wanted"]
+        wait_until(lambda: not server._readings, "no reader")
+        assert dropped(source) == {}
 
 
 def test_a_flood_of_readers_does_not_stop_service() -> None:

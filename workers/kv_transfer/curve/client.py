@@ -1,5 +1,6 @@
 """The destination's side of KV between hosts with keys (``server``)."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -11,9 +12,9 @@ from actorserve.errors import ProtocolError
 from actorserve.wire.curve.sockets import FRAME_OVERHEAD, connect_with_curve
 from actorserve.wire.trust import Trust
 from workers.kv.layer_progress import PATIENCE_S
-from workers.kv.pools import KVPools
+from workers.kv.pools import BlockMemory, KVPools
 from workers.kv_transfer.cancellation import Cancellation
-from workers.kv_transfer.curve.server import MAX_AHEAD, NEXT
+from workers.kv_transfer.curve.server import MAX_AHEAD, NEXT, NO_MORE
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.frames import ANSWER_HEAD, Read, Refused, decode_answer, encode_read
 from workers.kv_transfer.links import Pace
@@ -22,6 +23,7 @@ from workers.kv_transfer.parts import parts_of
 from workers.kv_transfer.tickets import CHUNK_BYTES
 
 _LOOK_MS = 50  # how often a reader that waits looks whether it is cancelled
+_LINGER_MS = 100  # how long a close lets the last message leave
 _MAX_ANSWER_BYTES = 4096
 
 
@@ -63,7 +65,7 @@ class CurveClient:
             raise TransferError(f"KV cannot be read from {address[:80]!r}: {error.strerror}") from None
 
     def close(self) -> None:
-        self._socket.close(0)
+        self._socket.close(_LINGER_MS)
 
     def read(
         self,
@@ -78,11 +80,27 @@ class CurveClient:
         if self._trust.key_of_process(self._source) != self._server_key:
             raise TransferError(f"the key of the host of {self._source} is not accepted any more")
         self._send(encode_read(Read(ticket, num_skipped, self._per_chunk, with_checksum=False)), cancellation)
+        try:
+            self._check_granted(self._receive(0, cancellation))
+            self._take(ticket, num_skipped, blocks, pace, cancellation, self._pools.pool(on_host=into_host))
+        except TransferError:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send(NO_MORE, zmq.NOBLOCK)
+            raise
+
+    def _take(
+        self,
+        ticket: KVTicket,
+        num_skipped: int,
+        blocks: Sequence[int],
+        pace: Pace,
+        cancellation: Cancellation,
+        pool: BlockMemory,
+    ) -> None:
+        """Ask for the chunks, and write them as they arrive."""
         num_pieces, piece_bytes = self._pools.shape
         parts = list(parts_of(ticket, num_skipped, self._per_chunk, num_pieces, self._pools.num_layers))
         num_asked, waiting_s = 0, PATIENCE_S if ticket.step_id else 0.0
-        self._check_granted(self._receive(0, cancellation))
-        pool = self._pools.pool(on_host=into_host)
         for number, part in enumerate(parts):
             while num_asked < min(len(parts), number + MAX_AHEAD):
                 pace(parts[num_asked].num_bytes(piece_bytes))

@@ -2,7 +2,7 @@
 
 A connection serves one read after another. A message is one frame, which CURVE guards against changes:
 
-    reader -> source   a request, as in ``frames``, or b"N" for the next chunk
+    reader -> source   a request, as in ``frames``; b"N" for the next chunk; or b"S" if it wants no more
     source -> reader   an answer, as in ``frames``; then a chunk for each b"N", block by block
 
 The reader asks for a few chunks ahead, so the source keeps no more than these in memory for it. A chunk that an
@@ -34,6 +34,7 @@ from workers.kv_transfer.streams import tcp_place
 from workers.kv_transfer.tickets import Tickets
 
 NEXT = b"N"
+NO_MORE = b"S"
 MAX_AHEAD = 4
 """How many chunks a reader may ask for ahead of those that it has."""
 
@@ -189,6 +190,8 @@ class CurveServer:
                 self._send_asked(reader)
             return
         self._readings.pop(reader, None)
+        if body == NO_MORE:
+            return
         try:
             head = body[: REQUEST_HEAD.size]
             if len(head) < REQUEST_HEAD.size:
