@@ -11,10 +11,11 @@ from actorserve.core.messages.values import Attained, Energy, Peer, RequestSpec
 
 @value
 class MigrateTo:
-    """c -> w: for the next ``ttl_s`` move requests to this worker, one after another, ``num_bytes`` of KV in all.
+    """c -> w: for the next ``ttl_s`` move requests to this worker, a few at a time, ``num_bytes`` of KV in all.
 
     A later MigrateTo replaces this one, and one of 0 bytes cancels it. Migrations in flight go on. ``decoding_only``:
-    only requests past their first token may move, because the destination computes no prompts.
+    only requests past their first token may move, because the destination computes no prompts, or because the source
+    keeps its own.
     """
 
     destination: Peer

@@ -14,10 +14,12 @@ module decides only the pairs, and how much may move at most:
 The capacity of links does not count here. The source knows it best: it weighs a move's gain against its cost by the
 measured bandwidth. When a move's time is over, bytes that have not moved no longer count.
 
-Pools (``core.pools``). What decodes on a prompt instance found no room in time when its prompt was computed, or has
-stayed since the instance's role changed. So this instance is a source for these requests, whatever its load. Requests
-move to token and mixed instances only, and to token instances only after their first token. A prompt instance
-receives nothing, except prompts of one that is to empty.
+Pools (``core.pools``). A request decodes on a prompt instance if no token instance was chosen for it, or none took it,
+or if it was there when the instance's role changed. So the instance is a source for these requests, whatever its load,
+and for no others. They go to token and mixed instances. A token instance receives only requests past their first token,
+except from another token instance, because they would wait there as well. A prompt instance receives nothing, except
+from a prompt instance that is to empty: the prompts that wait there, once nothing decodes there any more. An instance
+that is drafted into the mixed pool counts as a mixed one.
 
 An instance that terminates, or that an operator empties, is a source whatever its load, for all its requests, and gets
 one destination after another. An instance that is closed for either reason, or is cordoned, is no destination. If

@@ -18,19 +18,19 @@ Differences from the paper and from systems built on it:
   the source keep it.
 - If a request is handed to a destination that has no copy any more, the destination computes its KV again. So a copy
   only ever saves time, and may be given up at any moment.
-- A request without KV moves by the hand-over alone. A request that is swapped out moves in a single stage, out of the
-  host's pool. A request in prefill stays.
+- A request without KV moves by the hand-over alone, also if it has a token instance: it keeps that where it goes. A
+  request that is swapped out moves in a single stage, out of the host's pool. A request in prefill stays.
 
 A handoff (Splitwise, section 4.3) is a migration whose first stages run while the prompt does. It begins with the
-prompt's first iteration, and the destination reserves blocks for the whole prompt. Each stage copies the chunks that
-ended since. The request is paused when its last chunk is planned, so that no decode runs between that and the last
-stage. The last stage is offered while the last chunk is computed, if the destination can follow an iteration's progress
-(``KVAccess.progress``), layer by layer where that pays (``layer_copies``). Its first token leaves from here, and the
-second one comes from the destination. A prompt that is preempted is handed off again from its beginning. If the
-destination declines, the request decodes here until the coordinator moves it.
+prompt's first iteration, and the first offer reserves blocks for the whole prompt. Each stage copies the chunks that
+ended since. The request is paused once its last chunk is planned, so that no decode runs before the last stage. That is
+offered while the last chunk is computed, if the destination can follow an iteration (``KVAccess.progress``), layer by
+layer where that pays (``layer_copies``). Without live migration all is copied after the prompt. The first token leaves
+from here, and the second one comes from the destination. A prompt that is preempted is handed off again from its
+beginning. If the destination declines, dies or is too slow, the request decodes here until the coordinator moves it.
 
-Each stage has a deadline. Blocks are reserved stage by stage, and the destination may decline. The source gives up if
-the request finished, left, or was preempted. It sends Withdrawn; if that is lost, the destination's deadline passes.
+Each stage has a deadline, and the destination may decline it. The source gives up if the request finished, left, or was
+preempted. It sends Withdrawn; if that is lost, the destination's deadline passes.
 ``core.migration.destination`` is the destination's side.
 """
 

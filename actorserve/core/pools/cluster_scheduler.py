@@ -52,7 +52,8 @@ class ClusterScheduler:
     def __init__(self, config: PoolsConfig, fleet: Fleet) -> None:
         self._config = config
         self._fleet = fleet
-        self._drafted_s: dict[Peer, float] = {}  # when each drafted instance got its last foreign request
+        self._drafted_s: dict[Peer, float] = {}
+        """By drafted instance: when it was drafted, or was last chosen for the other phase within the queues' limit."""
 
     def choose(
         self, place: Place, now: float, seed: int | None = None, num_waiting_tokens: int | None = None
