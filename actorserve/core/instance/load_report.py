@@ -134,5 +134,10 @@ def make_report(
         prompt_energy_j=energy.prompt_j if energy.is_open else None,
         token_energy_j=energy.token_j if energy.is_open else None,
         decode_s=profile.decode_s(num_started, memory.held_blocks * memory.tokens_per_block) if num_started else 0.0,
-        kv_decoding_bytes=sum([memory.bytes_of(request) for request in decoding]),
+        kv_decoding_bytes=sum([_num_blocks(request, memory) for request in decoding]) * bytes_per_block,
     )
+
+
+def _num_blocks(request: Request, memory: KVMemory) -> int:
+    """The blocks that it has on the device, or needs there. During quiet steps its tokens are not up to date."""
+    return memory.num_held(request) if request.blocks else memory.blocks_of(request)
