@@ -71,6 +71,11 @@ class Request(KVHolding):
         return self.num_output > self.resumed_output
 
     @property
+    def is_decoding(self) -> bool:
+        """Whether no prompt is left to compute: it has decoded here, or it came with the KV of all tokens but one."""
+        return self.has_decoded or (self.num_output > 0 and self.num_without_kv <= 1)
+
+    @property
     def wants_prompt_scores(self) -> bool:
         """Whether log-probabilities of its prompt's tokens are still to be found, after the iterations in flight."""
         return self.prompt_scores is not None and self.num_tokens == self.num_prompt

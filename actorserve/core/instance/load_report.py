@@ -89,7 +89,7 @@ def make_report(
     waiting = [request for request in order if not request.is_started]
     wanted_bytes = [memory.bytes_of_blocks(memory.blocks_wanted(request)) for request in waiting]
     num_started = len(order) - len(waiting)
-    decoding = [request for request in order if request.has_decoded and not source.hands_off(request)]
+    decoding = [request for request in order if request.is_decoding and not source.hands_off(request)]
     return LoadReport(
         sequence=sequence,
         num_running=num_started,

@@ -36,8 +36,8 @@ class LoadReport:
     - ``cordon`` is what an operator ordered of this worker last.
     - ``num_by_level`` counts the requests in each level of its feedback queue, the most urgent level first; it is empty
       if the scheduling policy has no levels.
-    - ``role`` is the instance's role. ``num_decoding`` requests that are past their first token are here, and are not
-      being handed off to a token instance. Their KV, wherever it lies, is ``kv_decoding_bytes``.
+    - ``role`` is the instance's role. ``num_decoding`` requests here have no prompt left to compute, and are not being
+      handed off to a token instance. Their KV, wherever it lies, is ``kv_decoding_bytes``.
     - ``power`` is the last reading of the power of what the instance computes on; None: nothing tells it.
     - ``prompt_energy_j`` and ``token_energy_j`` were spent on requests, by phase (``core.power.accounting``); None: the
       energy is not known.

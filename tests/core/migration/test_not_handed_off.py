@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from actorserve.core.messages import Attained, LoadReport, MigrateTo, Offer, Peer, PeerUp, Role, Start
+from tests.core.harness.destination import adopted, destination, with_copy
 from tests.core.harness.driver import GATEWAY, Instance, spec
 from tests.core.harness.source import COORDINATOR, INFO, D, order, request_of, source, told
 
@@ -45,3 +46,16 @@ def test_a_resumed_prompt_is_no_decode() -> None:
         assert report(instance).num_decoding == 0
         instance.done()
     assert report(instance).num_decoding == 1
+
+
+def test_a_request_that_came_with_its_kv_is_a_decode_at_once() -> None:
+    """Otherwise a helper that gets requests handed over all the time would seem to compute prompts for ever."""
+    instance = with_copy()
+    assert adopted(instance)
+    assert report(instance).num_decoding == 1
+
+
+def test_a_request_that_came_without_its_kv_is_a_prompt_first() -> None:
+    instance = destination()
+    assert not adopted(instance)
+    assert report(instance).num_decoding == 0
