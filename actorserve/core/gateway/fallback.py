@@ -7,8 +7,7 @@ the freest worker, that one would get all requests until its next report. Theref
 two workers, drawn by its id, and is handed over to the better of two token instances. Even so, the gateways together
 may send a worker more than it has memory for; there a request waits, or is refused and placed again.
 
-The token instance, if there are any, is not drawn: it is the freest one that this gateway knows. So gateways may choose
-the same one, which declines what it has no memory for. Such a request decodes where its prompt was computed, until a
+A token instance declines what it has no memory for. Such a request decodes where its prompt was computed, until a
 coordinator moves it. The instances that a gateway drafts into the mixed pool are drafted for its own requests alone.
 
 A worker that has not reported for a while gets no requests. Reports from before the outage count from its beginning.

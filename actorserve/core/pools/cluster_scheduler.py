@@ -53,7 +53,7 @@ class ClusterScheduler:
         self._config = config
         self._fleet = fleet
         self._drafted_s: dict[Peer, float] = {}
-        """By drafted instance: when it was drafted, or was last chosen for the other phase within the queues' limit."""
+        """By drafted instance: when it was last chosen for the phase of the other pool."""
 
     def choose(
         self, place: Place, now: float, seed: int | None = None, num_waiting_tokens: int | None = None
@@ -152,7 +152,7 @@ class ClusterScheduler:
 
 def _has_foreign_work(view: InstanceView) -> bool:
     """Whether the instance has, or is about to get, requests in the phase that its own pool does not compute. A request
-    past its first token is none for a token instance, although its KV may be computed again.
+    that has decoded on a token instance is none, although its KV may be computed again.
     """
     report = view.report
     match view.role:
