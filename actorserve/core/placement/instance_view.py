@@ -186,6 +186,9 @@ class InstanceView:
 
         It deviates from Algorithm 1, which counts a waiting request only if it is the head of the line, and only by its
         demand. Here every waiting request counts like a placement in flight: by its demand, and as a running request.
+        So does every token that is still to be computed before a request has its next token, as in a queue by Splitwise
+        (``core.placement.shortest_queue``), because a new prompt waits for the prompts before it, which their memory
+        does not tell. What the instance saves of the new prompt makes up for as many of them.
         A lack of memory is not divided among the requests, because a new request waits until all of it is made up for.
         """
         report = self.report
@@ -193,8 +196,8 @@ class InstanceView:
         if num_saved_tokens:
             num_blocks = num_saved_tokens // report.tokens_per_block * report.row_shape.blocks_per_row
             free_bytes += num_blocks * report.bytes_per_block
-        num_requests = self.num_running + report.num_waiting if free_bytes > 0 else 1
-        return freeness(free_bytes, 0, num_requests, terminating=self.is_closed)
+        num_fed = self.num_running + report.num_waiting + max(0, self.pending_tokens - num_saved_tokens)
+        return freeness(free_bytes, 0, num_fed if free_bytes > 0 else 1, terminating=self.is_closed)
 
     def add_placement(self, placement: PlacementInFlight) -> None:
         self.in_flight[placement.placed.request_id] = placement

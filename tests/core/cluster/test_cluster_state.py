@@ -31,11 +31,12 @@ def test_report_takes_over_from_the_account() -> None:
     worker = cluster.workers[0]
     cluster.place("r1")
     instance = cluster.state.fleet.views[worker]
-    assert instance.dispatch_freeness() == 1000 - 100
-    cluster.handle(report(1, used=100, running=1, accepted=("r1",)), 0.1, worker)
-    assert instance.dispatch_freeness() == 900
+    assert instance.dispatch_freeness() == (1000 - 100) / (1 + 40)
+    confirmed = report(1, used=100, running=1, pending_prompt_tokens=40, accepted=("r1",))
+    cluster.handle(confirmed, 0.1, worker)
+    assert instance.dispatch_freeness() == 900 / 41
     cluster.handle(report(1, used=0), 0.2, worker)
-    assert instance.dispatch_freeness() == 900
+    assert instance.dispatch_freeness() == 900 / 41
 
 
 def test_a_report_confirms_only_what_was_placed_there() -> None:
@@ -50,12 +51,12 @@ def test_a_report_confirms_only_what_was_placed_there() -> None:
 
 
 def test_a_placement_in_flight_counts_as_a_running_request() -> None:
-    """Placements not yet reported add their demand to V and their number to B."""
+    """Placements not yet reported add their demand to V, and their number and the tokens of their prompts to B."""
     cluster = SmallCluster(1)
     cluster.place("r1")
     cluster.place("r2")
     (instance,) = cluster.state.fleet.views.values()
-    assert instance.dispatch_freeness() == (1000 - 200) / 2
+    assert instance.dispatch_freeness() == (1000 - 200) / (2 + 80)
 
 
 def test_account_of_a_lost_placement_expires() -> None:

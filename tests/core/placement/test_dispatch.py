@@ -71,6 +71,26 @@ def test_dispatch_counts_all_waiting_requests_like_placements_in_flight() -> Non
     assert choose_of([few, many], Place("r", 1, 4)) == "few"
 
 
+def test_dispatch_goes_where_few_tokens_must_be_fed() -> None:
+    """A prompt counts by every token that is left of it, because a new one waits for it. So a busy instance without
+    prompts is freer than one whose single request has a long prompt, although that one has more memory.
+    """
+    busy, prefilling = view("busy", used=500, running=20), view("prefilling")
+    prefilling.report = report(used=100, running=1, pending_prompt_tokens=400)
+    assert prefilling.dispatch_freeness() == 900 / 401
+    assert choose_of([busy, prefilling], Place("r", 1, 4)) == "busy"
+    prefilling.report = report(used=100, running=1, pending_prompt_tokens=30)
+    assert choose_of([busy, prefilling], Place("r", 1, 4)) == "prefilling"
+
+
+def test_a_saved_prefix_makes_up_for_a_queue_as_long() -> None:
+    """The instance that holds a prefix gets the request although a prompt waits there, if the prefix is longer."""
+    for pending, expected in ((100, "a"), (400, "b")):
+        fleet = fleet_of([view("a", running=1, pending_prompt_tokens=pending), view("b", running=1, used=200)])
+        fleet.prefixes.learn(Peer("a", 1), (X, Y), 1000)  # 128 tokens
+        assert choose(fleet, Place("r", 1, 200, prefix_names=(X, Y))) == expected
+
+
 def test_where_memory_lacks_dispatch_goes_to_the_smallest_lack() -> None:
     """A lack of memory is not divided among the requests, so the instance with more requests looks no better."""
     fleet = fleet_of([view("less", used=1100, running=1), view("more", used=1900, running=100)], max_queue=None)
