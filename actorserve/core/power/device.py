@@ -80,7 +80,9 @@ class Device:
         ordered = self.ordered_watts
         if ordered is not None and is_answer:
             self.forget_order()
-            if self.cap_watts() > ordered + SAME_WATTS:
+            if not power.can_set:
+                pass  # nothing is known of what it did: its driver hangs, or it cannot be set any more
+            elif self.cap_watts() > ordered + SAME_WATTS:
                 self.disobeyed_until_s = now + _DISOBEYED_S
             elif self.cap_watts() < ordered - SAME_WATTS:
                 self.granted.lower(self.cap_watts(), now + LONGEST_S, 0.0)

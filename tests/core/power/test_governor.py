@@ -193,6 +193,26 @@ def test_full_power_comes_back_after_a_driver_that_hung_when_the_budget_was_take
     assert plant.cap("p0") == 400.0, "somebody else has set it"
 
 
+def test_a_driver_that_hangs_at_an_order_is_ordered_again_as_soon_as_it_answers() -> None:
+    """It has not done what it was told because it could not, so it does not count as one that does not obey."""
+    plant = equal_pools(1, budget=1400.0)
+    plant.run(5.0)
+
+    def hang(key: DeviceId, _: float) -> float:
+        plant.devices[key] = replace(plant.devices[key], draw_watts=None, can_set=False)
+        return plant.cap(key.device)
+
+    plant.obeys = hang
+    plant.governor.set_budget("a", 1000.0)
+    plant.run(5.0)
+    assert plant.caps() == 1400.0
+    plant.obeys = lambda _, watts: watts
+    for key, power in plant.devices.items():
+        plant.devices[key] = replace(power, draw_watts=0.0, can_set=True)
+    plant.run(1.0)
+    assert plant.caps() <= 1000.0
+
+
 def test_full_power_comes_back_if_the_budget_is_taken_away_right_after_a_takeover() -> None:
     """The new governor's first order keeps the actuator from lifting the caps, so the governor does it."""
     plant = equal_pools(1, budget=1050.0)
