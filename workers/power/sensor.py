@@ -43,11 +43,11 @@ class GpuSensor:
         self._last_mj: int | None = None
         self._energy_mj = 0.0
 
-    def read(self) -> PowerReading | None:
+    def read(self) -> PowerReading:
         try:
             return self._read()
         except GpuGoneError:
-            return None
+            return PowerReading(self.device)
 
     def _read(self) -> PowerReading:
         gpu = self._gpu

@@ -5,6 +5,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from actorserve.core.messages import PowerReading
 from tests.workers.power.fake_driver import GPU_IS_LOST, FakeDriver
 from tests.workers.power.rapl_files import package
 from workers.power.rapl import Rapl
@@ -25,7 +26,7 @@ def test_a_gpu_tells_all_that_its_driver_knows(loaded_driver: FakeDriver) -> Non
     assert reading.is_throttled
     assert reading.cap_watts == 700.0
     loaded_driver.put(1, "error", GPU_IS_LOST)
-    assert sensor.read() is None
+    assert sensor.read() == PowerReading("GPU-1"), "nothing is known of it but its name"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_slice_is_a_part_of_its_gpu(loaded_driver: FakeDriver) -> None:
     assert (reading.draw_watts, reading.energy_j) == (None, None)
     assert reading.memory_free_bytes == 2**27
     loaded_driver.put(1, "error", GPU_IS_LOST)
-    assert sensor.read() is None
+    assert sensor.read() == PowerReading("GPU-1"), "nothing is known of it but its name"
 
 
 def test_processes_of_a_gpu_count_its_energy_once(loaded_driver: FakeDriver) -> None:
