@@ -85,7 +85,10 @@ def test_a_live_move_is_shorter_than_a_copy() -> None:
 
 
 def fastest_copies(migration: dict[str, Any]) -> tuple[float, float]:
-    """The greatest speed of the copies of requests that go on decoding, and of those whose requests are paused."""
+    """The greatest speed of the copies of requests that go on decoding, and of those whose requests are paused.
+
+    Requests come to the instances in turn, so that these fill unevenly and requests of both kinds move.
+    """
     speeds: dict[bool, list[float]] = {False: [0.0], True: [0.0]}
 
     class Timed(EngineModel):
@@ -96,7 +99,8 @@ def fastest_copies(migration: dict[str, Any]) -> tuple[float, float]:
             speeds[is_urgent].append(num_blocks * self._bytes_per_block / duration_s)
             return done_s, duration_s
 
-    Simulation(config(merged(MOVING, {"cluster": {"migration": migration}})), [PROFILE], make_engine=Timed).run()
+    changes = {"cluster": {"dispatch": "round_robin", "migration": migration}}
+    Simulation(config(merged(MOVING, changes)), [PROFILE], make_engine=Timed).run()
     return max(speeds[False]), max(speeds[True])
 
 

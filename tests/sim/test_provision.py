@@ -23,7 +23,7 @@ label = "A100 alone"
 groups = [{ name = "all", machine = "dgx-a100", high = 4 }]
 [[provision.designs]]
 name = "both"
-groups = [{ name = "new", machine = "dgx-h100", high = 3 }, { name = "old", machine = "dgx-a100", high = 3 }]
+groups = [{ name = "new", machine = "dgx-h100", high = 3 }, { name = "old", machine = "dgx-a100", high = 4 }]
 """
 CLUSTER = EXPERIMENT[: EXPERIMENT.index("[search]")].replace(
     'profile = "tiny.toml"\nkv_tokens = 120\nhost_kv_tokens = 400\n', 'model = "llama-2-70b"\n'

@@ -81,8 +81,8 @@ GATEWAYS: Final = (
     Mutant(
         "a request goes on at a holder that is down",
         _PLACER,
-        "and checkpointed is not None and checkpointed.holder in self._peers.workers:",
-        "and checkpointed is not None:",
+        "if lost is None or checkpointed is None or checkpointed.holder not in self._peers.workers:",
+        "if lost is None or checkpointed is None:",
     ),
     Mutant(
         "a refused hand-over is not answered",
@@ -157,8 +157,8 @@ MIGRATIONS: Final = (
     Mutant(
         "requests move in the middle of a swap",
         "migration/candidates.py",
-        "return has_run and request.copy_id is None and request.num_uncomputed == 1",
-        "return has_run and request.num_uncomputed == 1",
+        "return request.has_decoded and request.copy_id is None and request.num_uncomputed == 1",
+        "return request.has_decoded and request.num_uncomputed == 1",
     ),
     Mutant(
         "the last stage lacks a row",
