@@ -106,7 +106,7 @@ def _is_preempted(request: Request) -> bool:
     tokens is not preempted.)
     """
     if not request.is_started:
-        return request.num_output > request.resumed_output or request.num_cached_tokens is not None
+        return request.has_decoded or request.num_cached_tokens is not None
     return bool(request.host_blocks)
 
 

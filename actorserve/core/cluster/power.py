@@ -11,7 +11,7 @@ from actorserve.core.messages import Answer, Column, Command, DevicePower, Insta
 from actorserve.core.operations.event_log import EventLog
 from actorserve.core.operations.tables import number_column, text_column
 from actorserve.core.placement.fleet import Fleet
-from actorserve.core.power.caps import SAME_WATTS
+from actorserve.core.power.caps import SAME_WATTS, full_watts
 from actorserve.core.power.governor import DeviceId, PowerConfig, PowerGovernor, Use
 
 _ALL: Final = "cluster"
@@ -119,7 +119,6 @@ class ClusterPower:
         caps, uses = self.governor.caps(), self._uses()
         keys, powers = list(caps), list(caps.values())
         roles = [uses[key].role.value if key in uses else "unused" for key in keys]
-        full = [min(power.usual_watts, power.most_watts) for power in powers]
         budgets = [self.governor.budget_watts_of.get(key.host) for key in keys]
         return (
             text_column("host", [key.host for key in keys]),
@@ -128,13 +127,13 @@ class ClusterPower:
             number_column("draw_watts", [power.draw_watts for power in powers]),
             number_column("cap_watts", [power.cap_watts for power in powers]),
             number_column("least_watts", [power.least_watts for power in powers]),
-            number_column("full_watts", full),
+            number_column("full_watts", [full_watts(power) for power in powers]),
             number_column("host_budget_watts", budgets),
-            text_column("state", [_state(power, watts) for power, watts in zip(powers, full, strict=True)]),
+            text_column("state", [_state(power) for power in powers]),
         )
 
 
-def _state(power: DevicePower, full_watts: float) -> str:
+def _state(power: DevicePower) -> str:
     """A device's state in a word or a few."""
     if power.is_throttled:
         return "throttled"
@@ -142,7 +141,7 @@ def _state(power: DevicePower, full_watts: float) -> str:
         return "cannot be set"
     if power.cap_watts is None:
         return "unknown"
-    return "capped" if power.cap_watts < full_watts - SAME_WATTS else "uncapped"
+    return "capped" if power.cap_watts < full_watts(power) - SAME_WATTS else "uncapped"
 
 
 def _total(watts: list[float | None]) -> str:

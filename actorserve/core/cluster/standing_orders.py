@@ -64,7 +64,7 @@ class StandingOrders:
         if view.peer not in self._known:
             self._known.add(view.peer)
             if view.peer.name in self._cordons:
-                effects += self._order(view, self._cordons[view.peer.name])
+                effects += self._order(view, ordered)
             elif view.cordon is not Cordon.OPEN:
                 self._cordons[view.peer.name] = view.cordon
         elif view.report.cordon is not ordered:

@@ -74,17 +74,17 @@ class SessionPlacer:
         where = "" if session.instance is None else session.instance.name
         self._log.note(session.spec.request_id, now, "lost its worker", where)
         lost, checkpointed = session.instance, session.checkpointed
-        if lost is None or checkpointed is None or checkpointed.holder not in self._peers.workers:
-            checkpointed = None
-        else:
+        copy: Transfer | None = None
+        if lost is not None and checkpointed is not None and checkpointed.holder in self._peers.workers:
+            copy = Transfer(lost, checkpointed.transfer)
             self.unplace(session, effects)  # no Place follows
         session.avoid = lost
         session.patient_from_s = now
         session.begin_epoch(now)
-        if lost is not None and checkpointed is not None:
+        if copy is not None and checkpointed is not None:
             session.instance = checkpointed.holder
             session.queued_s = 0.0
-            session.transfer = Transfer(lost, checkpointed.transfer)
+            session.transfer = copy
             self.start(session, now, effects)
         else:
             self.place(session, now, effects)

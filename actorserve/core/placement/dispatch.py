@@ -117,22 +117,18 @@ def admits_any(need: Need, sizes: Sequence[int], index: InstanceIndex, *, drafts
     ``Fleet.admits_any``.
     """
     num_bound = bisect_right(sizes, index.max_capacity_tokens(need.kind, need.avoid)) if need.kind else 0
-    bound, free = sizes[:num_bound], sizes[num_bound:]
-    return _admits_first(bound, need.kind, need, index, drafts) or _admits_first(free, None, need, index, drafts)
-
-
-def _admits_first(sizes: Sequence[int], kind: str | None, need: Need, index: InstanceIndex, drafts: bool) -> bool:
-    """Whether an instance of ``kind`` (None: of any) has room for the shortest request that it may get. Requests that
-    are too long for all instances that usually start requests may get token instances, too.
-    """
-    if not sizes:
-        return False
-    if drafts:
-        return sizes[0] <= index.max_admitted_tokens(kind, need.avoid)
-    if sizes[0] <= index.max_started_tokens(kind, need.avoid):
-        return True
-    first_long = bisect_right(sizes, index.max_awaited_tokens(kind, need.avoid))
-    return first_long < len(sizes) and sizes[first_long] <= index.max_admitted_tokens(kind, need.avoid)
+    for kind, begin, end in ((need.kind, 0, num_bound), (None, num_bound, len(sizes))):
+        if begin == end:
+            continue
+        max_tokens = index.max_admitted_tokens if drafts else index.max_started_tokens
+        if sizes[begin] <= max_tokens(kind, need.avoid):
+            return True
+        if index.has_roles and not drafts:
+            # Requests that are too long for all instances that usually start requests may get token instances, too.
+            long = bisect_right(sizes, index.max_awaited_tokens(kind, need.avoid), begin, end)
+            if long < end and sizes[long] <= index.max_admitted_tokens(kind, need.avoid):
+                return True
+    return False
 
 
 def best_admitting(

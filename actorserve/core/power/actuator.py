@@ -23,8 +23,8 @@ from actorserve.core.messages import (
     SetPowerCaps,
     Tick,
 )
-from actorserve.core.power.caps import SAME_WATTS
-from actorserve.core.power.even_share import cap_watts, share_evenly
+from actorserve.core.power.caps import SAME_WATTS, cap_watts
+from actorserve.core.power.even_share import share_evenly
 
 REPORT_S: Final = 0.25
 _AGAIN_S: Final = 5.0  # a cap that a device forgot, or does not come down to, is set again after this time

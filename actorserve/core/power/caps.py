@@ -23,13 +23,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from actorserve.core.messages import InstanceRole
+from actorserve.core.messages import DevicePower, InstanceRole
 
 SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
 NUM_STAGES: Final = 5
 NUM_STEPS: Final = 10  # of the last stage, between which the caps are linear
 _LAST_STAGE: Final = tuple([NUM_STAGES - 1 + number / NUM_STEPS for number in range(1, NUM_STEPS + 1)])
 _STAGE_OF: Final = {None: 1, InstanceRole.TOKEN: 2, InstanceRole.MIXED: 3, InstanceRole.PROMPT: 4}
+
+
+def cap_watts(power: DevicePower) -> float:
+    """The cap that was read. A device that does not tell its cap may take its usual power."""
+    return power.usual_watts if power.cap_watts is None else power.cap_watts
+
+
+def full_watts(power: DevicePower) -> float:
+    """The usual power, within what the device's driver allows."""
+    return min(power.most_watts, max(power.least_watts, power.usual_watts))
 
 
 @dataclass(frozen=True, slots=True)

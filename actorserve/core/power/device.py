@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from actorserve.core.messages import DevicePower
-from actorserve.core.power.caps import SAME_WATTS
+from actorserve.core.power.caps import SAME_WATTS, cap_watts, full_watts
 from actorserve.core.power.ceiling import LONGEST_S, Ceiling, Heat
 from actorserve.core.power.slack import Slack
 
@@ -29,9 +29,8 @@ class Device:
     slack: Slack = field(default_factory=Slack)
 
     def cap_watts(self) -> float:
-        """The cap that was read back. A device that does not tell its cap may take its usual power."""
-        cap = self.power.cap_watts
-        return self.power.usual_watts if cap is None else cap
+        """The cap that was read back, or may be in force."""
+        return cap_watts(self.power)
 
     def bound_watts(self) -> float:
         """What the device may have, with the orders that may be on their way."""
@@ -58,7 +57,7 @@ class Device:
         self.ordered_watts, self.highest_watts = None, 0.0
 
     def full_watts(self) -> float:
-        return min(self.power.most_watts, max(self.power.least_watts, self.power.usual_watts))
+        return full_watts(self.power)
 
     def least_watts(self, now: float) -> float:
         """The lowest cap that it can be brought to."""
@@ -80,11 +79,10 @@ class Device:
         ordered = self.ordered_watts
         if ordered is not None and is_answer:
             self.forget_order()
-            if not power.can_set:
-                pass  # nothing is known of what it did: its driver hangs, or it cannot be set any more
-            elif self.cap_watts() > ordered + SAME_WATTS:
+            # Nothing is known of what a device did whose driver hangs, or that cannot be set any more.
+            if power.can_set and self.cap_watts() > ordered + SAME_WATTS:
                 self.disobeyed_until_s = now + _DISOBEYED_S
-            elif self.cap_watts() < ordered - SAME_WATTS:
+            elif power.can_set and self.cap_watts() < ordered - SAME_WATTS:
                 self.granted.lower(self.cap_watts(), now + LONGEST_S, 0.0)
         if power.enforced_watts is not None and power.enforced_watts < self.cap_watts() - SAME_WATTS:
             self.enforced.lower(power.enforced_watts, now + LONGEST_S)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from math import floor
 
 from actorserve.core.messages import DevicePower
-from actorserve.core.power.caps import SAME_WATTS, Staircase, meet_budgets
+from actorserve.core.power.caps import SAME_WATTS, Staircase, cap_watts, full_watts, meet_budgets
 
 
 def share_evenly(
@@ -44,12 +44,6 @@ def share_evenly(
     return rises
 
 
-def cap_watts(power: DevicePower) -> float:
-    """The cap that was read. A device that does not tell its cap may take its usual power."""
-    return power.usual_watts if power.cap_watts is None else power.cap_watts
-
-
 def _way(power: DevicePower) -> Staircase:
     """All devices with a way go down together, by the same part of it."""
-    full = min(power.most_watts, max(power.least_watts, power.usual_watts))
-    return Staircase("", None, full, power.least_watts, power.least_watts)
+    return Staircase("", None, full_watts(power), power.least_watts, power.least_watts)

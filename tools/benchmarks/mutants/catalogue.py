@@ -81,8 +81,8 @@ GATEWAYS: Final = (
     Mutant(
         "a request goes on at a holder that is down",
         _PLACER,
-        "if lost is None or checkpointed is None or checkpointed.holder not in self._peers.workers:",
-        "if lost is None or checkpointed is None:",
+        "and checkpointed is not None and checkpointed.holder in self._peers.workers:",
+        "and checkpointed is not None:",
     ),
     Mutant(
         "a refused hand-over is not answered",
