@@ -17,6 +17,7 @@ from actorserve.core.operations.verbs import problem_of
 _CORDON: Final = "cordon"
 _ROLE: Final = "role"
 _CORDONS: Final = {cordon.value: cordon for cordon in Cordon}
+_ROLES: Final = {role.value: role for role in InstanceRole}
 
 
 class LastingOrders:
@@ -111,9 +112,9 @@ class LastingOrders:
                 effects += self._orders.cordon(order.subject, _CORDONS[order.value])
             return True
         if order.verb == _ROLE:
-            _, _, incarnation = order.value.partition(" ")
-            if incarnation.isascii() and incarnation.isdecimal():
-                self._orders.keep_role(Peer(order.subject, int(incarnation)))
+            role, _, incarnation = order.value.partition(" ")
+            if role in _ROLES and incarnation.isascii() and incarnation.isdecimal():
+                effects += self._orders.keep_role(Peer(order.subject, int(incarnation)), _ROLES[role])
             return True
         command = Command("", order.verb, _ARGUMENTS[order.verb](order)) if order.verb in _ARGUMENTS else None
         if command is None or problem_of(command) is not None:

@@ -7,6 +7,8 @@ configured. A role that an operator ordered stays, while others may follow the l
 told again with each report that does not show them.
 """
 
+from collections.abc import Set
+
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import Cordon, Drain, InstanceRole, Peer, SetCordon, SetRole
 from actorserve.core.placement.fleet import Fleet
@@ -20,7 +22,12 @@ class StandingOrders:
         self._fleet = fleet
         self._cordons: dict[str, Cordon] = {}  # by name; OPEN if an operator took it back
         self._known: set[Peer] = set()  # the workers whose first report has come
-        self.with_roles: set[Peer] = set()  # the workers that an operator gave a role
+        self._roles: dict[Peer, InstanceRole] = {}  # what operators ordered of workers that are up, or may come up
+
+    @property
+    def with_roles(self) -> Set[Peer]:
+        """The workers that an operator gave a role."""
+        return self._roles.keys()
 
     @property
     def cordons(self) -> dict[str, Cordon]:
@@ -39,12 +46,16 @@ class StandingOrders:
 
     def role(self, view: InstanceView, role: InstanceRole) -> list[Effect]:
         """Have the worker compute these phases from now on, as an operator says."""
-        self.with_roles.add(view.peer)
+        self._roles[view.peer] = role
         return self.assign(view, role)
 
-    def keep_role(self, peer: Peer) -> None:
-        """An operator gave this worker its role under an earlier coordinator. It may not be up here yet."""
-        self.with_roles.add(peer)
+    def keep_role(self, peer: Peer, role: InstanceRole) -> list[Effect]:
+        """An operator gave this worker its role under an earlier coordinator, which may have died before it told the
+        worker. The worker may not be up here yet.
+        """
+        self._roles[peer] = role
+        view = self._fleet.views.get(peer)
+        return [] if view is None else self.assign(view, role)
 
     def assign(self, view: InstanceView, role: InstanceRole) -> list[Effect]:
         """Have the worker compute these phases for now."""
@@ -69,6 +80,9 @@ class StandingOrders:
                 self._cordons[view.peer.name] = view.cordon
         elif view.report.cordon is not ordered:
             effects += self._order(view, ordered)
+        role = self._roles.get(view.peer, view.role)
+        if role is not view.role:
+            self._fleet.set_role(view, role)
         if view.role_ordered is not None:
             effects.append(Send(view.peer, SetRole(view.role_ordered)))
         if view.told_to_come_back and not view.report.draining:
@@ -80,7 +94,7 @@ class StandingOrders:
 
     def on_down(self, peer: Peer) -> None:
         self._known.discard(peer)
-        self.with_roles.discard(peer)
+        self._roles.pop(peer, None)
 
     def _order(self, view: InstanceView, cordon: Cordon) -> list[Effect]:
         self._fleet.cordon(view, cordon)
@@ -91,5 +105,7 @@ class StandingOrders:
         for view in self._fleet.views.values():
             expected = self._cordons.get(view.peer.name, Cordon.OPEN)
             assert view.cordon is expected, f"{view.peer.name} is {view.cordon}, and was ordered to be {expected}"
+            role = self._roles.get(view.peer, view.role)
+            assert view.role is role, f"{view.peer.name} computes {view.role}, and was ordered to compute {role}"
         known = {instance.peer for instance in self._fleet.instances.values() if not isinstance(instance, NewInstance)}
         assert self._known == known, "the workers with a report are known"

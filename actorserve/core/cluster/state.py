@@ -60,7 +60,7 @@ from actorserve.core.messages import (
 )
 from actorserve.core.migration.pairing import Pairing
 from actorserve.core.operations.results import Results
-from actorserve.core.placement.dispatch import Need
+from actorserve.core.placement.dispatch import Need, Reach
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import NewInstance
 from actorserve.core.placement.rules import DISPATCH_RULES
@@ -437,17 +437,15 @@ class ClusterState:
 
         An instance is reserved for each request that would be passed though it has waited long enough.
         """
-        # By need: no instance admits so many tokens or more, and no instance is left to reserve for them. Requests that
-        # only token instances can hold find room where shorter ones look for none.
-        unplaced: dict[tuple[Need, bool], int] = {}
-        unreserved: dict[Need, int] = {}
+        # No instance admits so many tokens or more, and no instance is left to reserve for them.
+        unplaced: dict[Reach, int] = {}
+        unreserved: dict[Reach, int] = {}
         for request_id in self.queue.order(now):
             waiting = self.waiting[request_id]
-            need, num_tokens = waiting.need, waiting.place.num_tokens
-            sought = need, self.fleet.needs_token_instance(waiting.place)
+            reach, num_tokens = self.fleet.reach_of(waiting.place), waiting.place.num_tokens
             has_reservation = self.fleet.has_reservation(request_id)
             pair = None
-            if has_reservation or sought not in unplaced or num_tokens < unplaced[sought]:
+            if has_reservation or reach not in unplaced or num_tokens < unplaced[reach]:
                 pair = self._choose(waiting.place, now)
             if pair is not None:
                 self.queue.dispatch(request_id, now)
@@ -457,13 +455,13 @@ class ClusterState:
             elif has_reservation:
                 continue
             else:
-                unplaced[sought] = min(num_tokens, unplaced.get(sought, num_tokens))
-                if need in unreserved and num_tokens >= unreserved[need]:
+                unplaced[reach] = min(num_tokens, unplaced.get(reach, num_tokens))
+                if reach in unreserved and num_tokens >= unreserved[reach]:
                     continue
                 if not self.queue.is_overdue(request_id, now) or not self.queue.leads(request_id, now):
                     continue
                 if not self.fleet.reserve_for(waiting.place, is_overdue=True):
-                    unreserved[need] = num_tokens
+                    unreserved[reach] = num_tokens
                     continue
             if not self._has_room(new):
                 break

@@ -10,24 +10,32 @@ saves. The paper has no prefix cache.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from actorserve.core.messages import InstanceRole, Peer, Place
-from actorserve.core.placement.index import InstanceIndex
+from actorserve.core.placement.index import InstanceIndex, KindIndex
 from actorserve.core.placement.instance_view import InstanceView
 from actorserve.core.placement.prefix_map import PrefixMap
 from actorserve.core.rng import hash64
 
 
 class Need(NamedTuple):
-    """What a request needs of its instance, apart from room: its ``kind`` ("" for any), and not to be ``avoid``.
-
-    If one request finds no instance, a request with the same need and at least as many tokens finds none either.
-    """
+    """What a request needs of its instance, apart from room: its ``kind`` ("" for any), and not to be ``avoid``."""
 
     kind: str
     avoid: Peer | None
+
+
+class Reach(NamedTuple):
+    """Which instances a request may get now: those of its kind (None: of any), but not the one to ``avoid``; and token
+    instances as well if no prompt instance could hold it. Where a request finds no instance, a longer one with the same
+    reach finds none either.
+    """
+
+    kind: str | None
+    avoid: Peer | None
+    with_token_instances: bool
 
 
 class DispatchRule(Protocol):
@@ -110,6 +118,17 @@ def required_kind(place: Place, index: InstanceIndex) -> str | None:
     return None
 
 
+def reach_of(place: Place, index: InstanceIndex) -> Reach:
+    kind = required_kind(place, index)
+    return Reach(kind, place.avoid, place.num_tokens > index.max_prompt_tokens(kind, place.avoid))
+
+
+def groups_for(place: Place, index: InstanceIndex) -> Collection[KindIndex]:
+    """The groups of instances that the request waits for."""
+    reach = reach_of(place, index)
+    return index.of_kind(reach.kind) if reach.with_token_instances else index.that_start(reach.kind)
+
+
 def admits_any(need: Need, sizes: Sequence[int], index: InstanceIndex, *, drafts: bool = False) -> bool:
     """Whether an instance has room for one of these requests, which have this need and are ``sizes`` tokens long.
 
@@ -120,14 +139,12 @@ def admits_any(need: Need, sizes: Sequence[int], index: InstanceIndex, *, drafts
     for kind, begin, end in ((need.kind, 0, num_bound), (None, num_bound, len(sizes))):
         if begin == end:
             continue
-        max_tokens = index.max_admitted_tokens if drafts else index.max_started_tokens
-        if sizes[begin] <= max_tokens(kind, need.avoid):
+        # From here on requests may get token instances, too: they are too long for all prompt instances.
+        long = begin if drafts else bisect_right(sizes, index.max_prompt_tokens(kind, need.avoid), begin, end)
+        if begin < long and sizes[begin] <= index.max_started_tokens(kind, need.avoid):
             return True
-        if index.has_roles and not drafts:
-            # Requests that are too long for all instances that usually start requests may get token instances, too.
-            long = bisect_right(sizes, index.max_awaited_tokens(kind, need.avoid), begin, end)
-            if long < end and sizes[long] <= index.max_admitted_tokens(kind, need.avoid):
-                return True
+        if long < end and sizes[long] <= index.max_admitted_tokens(kind, need.avoid):
+            return True
     return False
 
 
@@ -152,9 +169,29 @@ def best_admitting(
 def _best_of_two(
     place: Place, kind: str | None, index: InstanceIndex, seed: int, pool: InstanceRole
 ) -> InstanceView | None:
-    views = [view for view in index.views.values() if view.pool is pool and _admits(view, place, kind)]
-    drawn = [views.pop(hash64(seed, number) % len(views)) for number in range(min(2, len(views)))]
-    return max(drawn, key=lambda view: view.score, default=None)  # the first that was drawn, if they are equal
+    groups = index.of_kind(kind, pool)
+    num_views = sum([found.num_admitting(place.num_tokens) for found in groups])
+    if not num_views:
+        return None
+    first = hash64(seed, 0) % num_views
+    drawn = [first]
+    if num_views > 1:
+        second = hash64(seed, 1) % (num_views - 1)
+        drawn.append(second + 1 if second >= first else second)
+    views = [view for view in (_drawn_from(groups, place.num_tokens, at) for at in drawn) if _admits(view, place, kind)]
+    if not views:  # both are reserved, or one is to be avoided
+        return best_admitting(place, kind, index, None, pool)
+    return max(views, key=lambda view: view.score)  # the first that was drawn, if they are equal
+
+
+def _drawn_from(groups: Iterable[KindIndex], num_tokens: int, at: int) -> InstanceView:
+    """The instance at this place, counted from 0, of all in these groups that have room for ``num_tokens``."""
+    for found in groups:
+        num_views = found.num_admitting(num_tokens)
+        if at < num_views:
+            return found.by_room(at)
+        at -= num_views
+    raise IndexError(f"{at} more instances have no room")
 
 
 def _admits(view: InstanceView, place: Place, kind: str | None) -> bool:

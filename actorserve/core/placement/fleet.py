@@ -14,10 +14,12 @@ from actorserve.core.placement.dispatch import (
     DispatchRule,
     HighestFreeness,
     Need,
+    Reach,
     admits_any,
     best_admitting,
     dispatch,
     instance_to_wait_at,
+    reach_of,
     required_kind,
 )
 from actorserve.core.placement.handoffs import HandoffsInFlight
@@ -102,6 +104,7 @@ class Fleet:
         if isinstance(view, NewInstance):
             self.instances[peer] = view = InstanceView(peer, view.kind, view.model, report)
             self._index.add(view)
+            self._release_astray()
         elif report.sequence <= view.report.sequence:
             return view
         view.report, view.is_stale = report, False
@@ -112,7 +115,8 @@ class Fleet:
         self._reported_s[peer] = now
         self._reported_s.move_to_end(peer)
         self._placements.confirm(view, report.accepted)
-        self._handoffs.confirm(view, report.accepted)
+        for left in self._handoffs.confirm(view, report.accepted):
+            self._recount(left)
         if view.reserved_for is not None and not view.can_hold(view.reserved_for):
             self._reservations.release_instance(view)
         self._update(view)
@@ -169,11 +173,9 @@ class Fleet:
         groups = self._index.of_kind(required_kind(place, self._index), pool)
         return sum([group.num_awaited(place.num_tokens, place.avoid) for group in groups])
 
-    def needs_token_instance(self, place: Place) -> bool:
-        """Whether the request is too long to wait for any instance that usually starts requests."""
-        if not self._index.has_roles:
-            return False
-        return place.num_tokens > self._index.max_awaited_tokens(required_kind(place, self._index), place.avoid)
+    def reach_of(self, place: Place) -> Reach:
+        """Which instances the request may get now."""
+        return reach_of(place, self._index)
 
     def promise(self, view: InstanceView, num_bytes: int) -> None:
         """Expect ``num_bytes`` more (fewer if negative) by migration. No effect for an instance that is gone."""
@@ -321,8 +323,12 @@ class Fleet:
 
     def _update(self, view: InstanceView) -> None:
         """Update the instance in the index after a report or an order."""
-        self._index.regroup(view)
+        has_changed = self._index.regroup(view)
         self._recount(view)
+        if has_changed:
+            self._release_astray()
+
+    def _release_astray(self) -> None:
         for released in self._reservations.release_astray(self._index):
             self._recount(released)
 

@@ -2,7 +2,7 @@
 
 The token instance is chosen when the request is placed, because its memory must be there when the prompt is computed
 (Splitwise, section 4.2). It reserves the memory when the copy of the KV begins, and from then on its reports show it.
-A handoff is in flight until its token instance has accepted the request. The memory counts once all the while, because
+A handoff is in flight until a token instance has accepted the request. The memory counts once all the while, because
 what a report shows as reserved is not added to it (``InstanceView.coming_bytes``).
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from actorserve.core.kv.block_allocator import rows_for
-from actorserve.core.messages import Peer
+from actorserve.core.messages import InstanceRole, Peer
 from actorserve.core.placement.instance_view import InstanceView
 
 TTL_S: Final = 10.0
@@ -51,12 +51,18 @@ class HandoffsInFlight:
         handoff.view.num_handoff_blocks -= handoff.num_blocks
         return handoff.view
 
-    def confirm(self, view: InstanceView, request_ids: Iterable[str]) -> None:
-        """Stop counting requests that ``view`` has accepted."""
+    def confirm(self, view: InstanceView, request_ids: Iterable[str]) -> list[InstanceView]:
+        """Stop counting requests that ``view`` has accepted: as their token instance, or as another one to which they
+        have moved. Returns the other instances that they were to come to.
+        """
+        left = []
         for request_id in request_ids:
             handoff = self._handoffs.get(request_id)
-            if handoff is not None and handoff.view is view:
+            if handoff is not None and (handoff.view is view or view.role is InstanceRole.TOKEN):
                 self.drop(request_id)
+                if handoff.view is not view:
+                    left.append(handoff.view)
+        return left
 
     def drop_instance(self, view: InstanceView) -> None:
         for request_id in [name for name, handoff in self._handoffs.items() if handoff.view is view]:

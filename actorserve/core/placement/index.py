@@ -5,14 +5,17 @@ all.
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import itemgetter
+from typing import Final
 
 from actorserve.core.messages import InstanceRole, Peer
 from actorserve.core.placement.instance_view import NO_ROOM, InstanceView
 
+_NO_BOUND: Final = 2**62  # more tokens than any request has
+
 
 class KindIndex:
-    """The views of one kind's instances in one pool that have reported, sorted by score, ``admitted_tokens`` and
-    capacity.
+    """The views of one kind's instances in one pool that have reported, sorted by score, by ``admitted_tokens``, by
+    capacity, and by the longest request that may wait there (``NO_ROOM`` if the instance is stale).
     """
 
     def __init__(self, kind: str, pool: InstanceRole) -> None:
@@ -22,7 +25,8 @@ class KindIndex:
         self._by_score: list[tuple[float, Peer]] = []
         self._by_room: list[tuple[int, Peer]] = []
         self._by_capacity: list[tuple[int, Peer]] = []
-        self._capacities: dict[Peer, int] = {}  # as they stand in the list by capacity
+        self._by_awaited: list[tuple[int, Peer]] = []
+        self._capacities: dict[Peer, tuple[int, int]] = {}  # as they stand in the lists by capacity
 
     def __len__(self) -> int:
         return len(self._views)
@@ -39,16 +43,13 @@ class KindIndex:
         """The longest request that may wait for any instance except ``avoid``: that one could hold it if it were empty,
         and reports.
         """
-        for capacity_tokens, peer in reversed(self._by_capacity):
-            if peer != avoid and not self._views[peer].is_stale:
-                return capacity_tokens
-        return NO_ROOM
+        return _greatest(self._by_awaited, avoid)
 
     def num_awaited(self, num_tokens: int, avoid: Peer | None) -> int:
         """How many instances so long a request may wait for, as ``max_awaited_tokens`` says. Closed ones hold none."""
-        first = bisect_left(self._by_capacity, num_tokens, key=itemgetter(0))
-        large = [self._views[peer] for _, peer in self._by_capacity[first:]]
-        return sum([view.peer != avoid and not view.is_stale for view in large])
+        num_large = len(self._by_awaited) - bisect_left(self._by_awaited, num_tokens, key=itemgetter(0))
+        is_one_to_avoid = avoid is not None and avoid in self._capacities and self._capacities[avoid][1] >= num_tokens
+        return num_large - is_one_to_avoid
 
     def add(self, view: InstanceView) -> None:
         self._views[view.peer] = view
@@ -61,15 +62,26 @@ class KindIndex:
             view.score, view.admitted_tokens = score, admitted_tokens
             self._sort_in(view)
 
-    def resize(self, view: InstanceView) -> None:
-        if view.capacity_tokens != self._capacities[view.peer]:
-            self._drop_capacity(view)
-            self._set_capacity(view)
+    def resize(self, view: InstanceView) -> bool:
+        """Re-sort an instance whose capacity may have changed. Returns whether it has."""
+        if _capacities(view) == self._capacities[view.peer]:
+            return False
+        self._drop_capacity(view)
+        self._set_capacity(view)
+        return True
 
     def remove(self, view: InstanceView) -> None:
         del self._views[view.peer]
         self._sort_out(view)
         self._drop_capacity(view)
+
+    def num_admitting(self, num_tokens: int) -> int:
+        """How many instances have room for ``num_tokens``; some may be reserved."""
+        return len(self._by_room) - bisect_left(self._by_room, num_tokens, key=itemgetter(0))
+
+    def by_room(self, place: int) -> InstanceView:
+        """The instance at this place, counted from 0, of those with the most room."""
+        return self._views[self._by_room[-1 - place][1]]
 
     def best_first(self, num_tokens: int) -> Iterable[InstanceView]:
         """All instances that admit ``num_tokens``, the highest score first; ties go to the greater name.
@@ -77,11 +89,10 @@ class KindIndex:
         If few instances do, only these are sorted. Otherwise the result is the whole index, including instances
         without enough room.
         """
-        first = bisect_left(self._by_room, num_tokens, key=itemgetter(0))
-        num_with_room = len(self._by_room) - first
+        num_with_room = self.num_admitting(num_tokens)
         if num_with_room**2 > len(self._by_room):
             return self.highest_score_first()
-        views = [self._views[peer] for _, peer in self._by_room[first:]]
+        views = [self.by_room(place) for place in range(num_with_room)]
         views.sort(key=lambda view: (view.score, view.peer), reverse=True)
         return views
 
@@ -107,6 +118,8 @@ class KindIndex:
         assert self._by_score == by_score, "the list by score agrees with the views"
         assert self._by_room == by_room, "the list by room agrees with the views"
         assert self._by_capacity == by_capacity, "the list by capacity agrees with the views"
+        by_awaited = sorted((_capacities(view)[1], peer) for peer, view in self._views.items())
+        assert self._by_awaited == by_awaited, "the list by what may wait agrees with the views"
 
     def _sort_in(self, view: InstanceView) -> None:
         insort(self._by_score, (view.score, view.peer))
@@ -117,12 +130,14 @@ class KindIndex:
         del self._by_room[bisect_left(self._by_room, (view.admitted_tokens, view.peer))]
 
     def _set_capacity(self, view: InstanceView) -> None:
-        self._capacities[view.peer] = view.capacity_tokens
-        insort(self._by_capacity, (view.capacity_tokens, view.peer))
+        self._capacities[view.peer] = capacity_tokens, awaited_tokens = _capacities(view)
+        insort(self._by_capacity, (capacity_tokens, view.peer))
+        insort(self._by_awaited, (awaited_tokens, view.peer))
 
     def _drop_capacity(self, view: InstanceView) -> None:
-        key = self._capacities.pop(view.peer), view.peer
-        del self._by_capacity[bisect_left(self._by_capacity, key)]
+        capacity_tokens, awaited_tokens = self._capacities.pop(view.peer)
+        del self._by_capacity[bisect_left(self._by_capacity, (capacity_tokens, view.peer))]
+        del self._by_awaited[bisect_left(self._by_awaited, (awaited_tokens, view.peer))]
 
 
 class InstanceIndex:
@@ -151,21 +166,20 @@ class InstanceIndex:
         return found
 
     def that_start(self, kind: str | None) -> Collection[KindIndex]:
-        """Those of ``kind`` (None: of all kinds) whose instances requests are sent to first: all but token instances,
-        unless there are no others, or all others are closed.
+        """Those of ``kind`` (None: of all kinds) whose instances requests are usually sent to first."""
+        return [group for group in self.of_kind(kind) if group.pool is not InstanceRole.TOKEN]
+
+    def max_prompt_tokens(self, kind: str | None, avoid: Peer | None) -> int:
+        """The longest request that may wait for a prompt instance of ``kind``. Longer ones may start on token
+        instances. Without roles none does.
         """
         if not self.has_roles:
-            return self.of_kind(kind)
-        found = [
-            group
-            for group in self.of_kind(kind)
-            if group.pool is not InstanceRole.TOKEN and group.max_capacity_tokens() != NO_ROOM
-        ]
-        return found or self.of_kind(kind)
+            return _NO_BOUND
+        prompts = self.of_kind(kind, InstanceRole.PROMPT)
+        return max([found.max_awaited_tokens(avoid) for found in prompts], default=NO_ROOM)
 
-    def starts(self, view: InstanceView) -> bool:
-        """Whether requests are sent to the instance first, as ``that_start`` says."""
-        return self._group_of[view.peer] in self.that_start(None)
+    def group_of(self, view: InstanceView) -> KindIndex:
+        return self._group_of[view.peer]
 
     def max_admitted_tokens(self, kind: str | None = None, avoid: Peer | None = None) -> int:
         """The longest request that any instance of ``kind`` (None: of any) except ``avoid`` admits now."""
@@ -174,10 +188,6 @@ class InstanceIndex:
     def max_started_tokens(self, kind: str | None, avoid: Peer | None) -> int:
         """The longest request that any instance of ``kind`` that requests are sent to first admits now."""
         return max([found.max_admitted_tokens(avoid) for found in self.that_start(kind)], default=NO_ROOM)
-
-    def max_awaited_tokens(self, kind: str | None, avoid: Peer | None) -> int:
-        """The longest request that may wait for an instance of ``kind`` that requests are sent to first."""
-        return max([found.max_awaited_tokens(avoid) for found in self.that_start(kind)], default=NO_ROOM)
 
     def max_capacity_tokens(self, kind: str | None, avoid: Peer | None = None) -> int:
         """The longest request that any instance of ``kind`` (None: of any) except ``avoid`` could hold if empty."""
@@ -196,14 +206,14 @@ class InstanceIndex:
         """Set these values of an instance in the index, and re-sort it if they changed."""
         self._group_of[view.peer].update(view, score, admitted_tokens)
 
-    def regroup(self, view: InstanceView) -> None:
-        """Re-sort an instance whose capacity or pool may have changed."""
+    def regroup(self, view: InstanceView) -> bool:
+        """Re-sort an instance whose capacity or pool may have changed. Returns whether one of them has."""
         group = self._group_of[view.peer]
         if group.pool is view.pool:
-            group.resize(view)
-        else:
-            self.remove(view)
-            self.add(view)
+            return group.resize(view)
+        self.remove(view)
+        self.add(view)
+        return True
 
     def remove(self, view: InstanceView) -> None:
         del self._views[view.peer]
@@ -225,6 +235,12 @@ class InstanceIndex:
             found.validate()
         assert sum(map(len, self._groups.values())) == len(self._views), "each instance is in the index of its kind"
         assert self._group_of.keys() == self._views.keys(), "each instance has an index"
+
+
+def _capacities(view: InstanceView) -> tuple[int, int]:
+    """The longest request that the instance could hold if it were empty, and the longest one that may wait for it."""
+    capacity_tokens = view.capacity_tokens
+    return capacity_tokens, NO_ROOM if view.is_stale else capacity_tokens
 
 
 def _greatest(by_value: list[tuple[int, Peer]], avoid: Peer | None) -> int:

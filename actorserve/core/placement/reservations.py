@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from actorserve.core.messages import Place
-from actorserve.core.placement.dispatch import required_kind
+from actorserve.core.placement.dispatch import groups_for
 from actorserve.core.placement.index import InstanceIndex
 from actorserve.core.placement.instance_view import InstanceView
 
@@ -38,7 +38,7 @@ class Reservations:
         An instance that admits nothing now is never reserved, because no request could take its room anyway.
         """
         best: InstanceView | None = None
-        for found in index.that_start(required_kind(place, index)):
+        for found in groups_for(place, index):
             share = len(found) // INSTANCES_PER_RESERVATION
             if self._num_of_kind[found.kind] >= max(share, int(is_overdue)):
                 continue
@@ -67,10 +67,14 @@ class Reservations:
             self.release(view.reserved_for.request_id)
 
     def release_astray(self, index: InstanceIndex) -> list[InstanceView]:
-        """Release the instances that are in a pool to which requests do not go first, after an instance has changed its
-        pool or its cordon. Returns these instances.
+        """Release the instances that the requests do not wait for any more, after an instance has changed its pool or
+        what it could hold. Returns these instances.
         """
-        astray = [view for view in self._views.values() if not index.starts(view)]
+        astray = [
+            view
+            for view in self._views.values()
+            if view.reserved_for is not None and index.group_of(view) not in groups_for(view.reserved_for, index)
+        ]
         for view in astray:
             self.release_instance(view)
         return astray

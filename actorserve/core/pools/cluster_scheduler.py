@@ -17,15 +17,16 @@ A drafted instance goes back to its own pool when it has no foreign work left, a
 Deviations:
 - What "best" means depends on the pool. Prompt instances have queues; what counts on the others is memory, so they
   compare by freeness (``core.placement.dispatch``), as Llumnix does. The paper counts pending tokens everywhere.
-- A request whose prompt a mixed instance computes stays there, because a transfer would gain nothing.
+- A request whose prompt a mixed instance computes stays there, because a transfer would gain nothing. But a prompt
+  instance that is drafted hands over what token instances have room for. Otherwise it would keep all requests that come
+  to it, and never go back, although the token pool has long been empty.
 - With late binding a prompt instance has a short queue, and the other requests wait in the cluster. So their tokens
   count, too: no instance is drafted while fewer wait than the limit allows for each prompt instance.
 - A token instance has room as long as its memory is not full of what is there or is about to come. What waits for its
   prompt counts where instances are compared, but takes no room, because others leave until its KV comes. If the room
   is then lacking, the token instance declines, and the prompt instance goes on decoding.
-- If no instance has room at all, the request waits in the cluster (``core.cluster.state``). If only the token side is
-  full, the prompt instance goes on decoding, and the request moves when a token instance has room
-  (``core.migration.pairing``).
+- If no instance has room at all, the request waits in the cluster (``core.cluster.state``). If a token instance
+  declines, the prompt instance goes on decoding, and the request moves when one has room (``core.migration.pairing``).
 - The published simulator takes a queue for empty while its one prompt is computed, so that it drafts later.
 - The published simulator lets a drafted instance go back only when it is empty, which may never happen.
 """
@@ -75,10 +76,10 @@ class ClusterScheduler:
         self, place: Place, now: float, seed: int | None, num_waiting_tokens: int | None
     ) -> InstanceView | None:
         fleet = self._fleet
-        own = fleet.choose(place, seed=seed, pool=InstanceRole.PROMPT)
+        own = self._best(place, seed, InstanceRole.PROMPT)
         if own is not None and self._is_short(own, place):
             return own
-        mixed = fleet.choose(place, seed=seed, pool=InstanceRole.MIXED)
+        mixed = self._best(place, seed, InstanceRole.MIXED)
         if mixed is not None and self._is_short(mixed, place):
             return mixed
         if own is None and num_waiting_tokens is not None and self._may_wait(place, num_waiting_tokens):
@@ -89,14 +90,26 @@ class ClusterScheduler:
             return drafted
         return own or mixed
 
+    def _best(self, place: Place, seed: int | None, pool: InstanceRole) -> InstanceView | None:
+        """The best instance of the pool for the prompt. With a ``seed``, that is the better of two drawn ones, if its
+        queue is short, because a long queue counts only if all are long.
+        """
+        drawn = self._fleet.choose(place, seed=seed, pool=pool)
+        if seed is None or drawn is None or self._is_short(drawn, place):
+            return drawn
+        return self._fleet.choose(place, pool=pool)
+
     def _token_instance(self, place: Place, prompt: InstanceView, now: float, seed: int | None) -> InstanceView | None:
         """None if the prompt's instance is to decode as well."""
-        if prompt.pool is InstanceRole.MIXED:
+        if prompt.role is not InstanceRole.PROMPT:
             return None
         fleet, kind = self._fleet, None if self._config.across_kinds else prompt.kind
         own = fleet.choose_to_decode(place, kind, InstanceRole.TOKEN, seed)
         if own is not None:
             return own
+        if prompt.is_drafted:
+            self._drafted_s[prompt.peer] = now
+            return None
         mixed = fleet.choose_to_decode(place, kind, InstanceRole.MIXED, seed)
         if mixed is not None:
             if mixed.is_drafted and mixed.role is InstanceRole.PROMPT:

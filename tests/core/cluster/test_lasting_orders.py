@@ -2,6 +2,8 @@
 
 from itertools import count
 
+import pytest
+
 from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import (
@@ -17,6 +19,7 @@ from actorserve.core.messages import (
     PeerUp,
     Role,
     Serve,
+    SetRole,
 )
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.operations.kept_orders import MAX_ORDERS, KeptOrders
@@ -108,6 +111,24 @@ def test_a_role_that_an_operator_ordered_stays_under_the_next_coordinator() -> N
     second.handle(PeerDown(A), 3.0)
     second.up(Peer(A.name, A.incarnation + 1))
     assert second.state.operators.orders.with_roles == set()
+
+
+@pytest.mark.parametrize("has_reported", [False, True])
+def test_a_role_that_the_worker_never_heard_of_is_told_by_the_next_coordinator(has_reported: bool) -> None:
+    """The first coordinator has answered that it is done, and has died before its message left."""
+    first = _serving(10, A)
+    first.report(A, 900)
+    _order(first, "role", A.name, "token")
+    second = _serving(11, A)
+    if has_reported:
+        second.report(A, 900)
+    told = second.handle(_kept(first), 2.0, GATEWAY)
+    assert (Send(A, SetRole(InstanceRole.TOKEN)) in told) is has_reported
+    second.report(A, 900, 2.1)
+    assert second.state.fleet.views[A].role is InstanceRole.TOKEN
+    assert second.state.operators.orders.on_report(second.state.fleet.views[A]) == [
+        Send(A, SetRole(InstanceRole.TOKEN))
+    ]
 
 
 def test_a_cordon_that_was_taken_back_is_not_learned_from_an_old_report() -> None:

@@ -26,13 +26,18 @@ class Cluster:
         self._sequence = 0
 
     def place(
-        self, num_tokens: int = 8, now: float = 0.0, avoid: str = "", num_waiting_tokens: int | None = None
+        self,
+        num_tokens: int = 8,
+        now: float = 0.0,
+        avoid: str = "",
+        num_waiting_tokens: int | None = None,
+        seed: int | None = None,
     ) -> tuple[str, str | None] | None:
         """The names of the instances that a new request goes to."""
         self._num_requests += 1
         peer = Peer(avoid, 1) if avoid else None
         place = Place(f"r{self._num_requests}", 1, num_tokens, avoid=peer)
-        pair = self.scheduler.choose(place, now, num_waiting_tokens=num_waiting_tokens)
+        pair = self.scheduler.choose(place, now, seed, num_waiting_tokens)
         if pair is None:
             return None
         placed = self.fleet.place(pair.prompt, GATEWAY, place, now, token_view=pair.token)
@@ -215,6 +220,30 @@ def test_the_least_loaded_prompt_instance_is_drafted_for_tokens() -> None:
     assert cluster.pool("p1") is MIXED
     cluster.report("p1", now=9.1)
     assert cluster.pool("p1") is PROMPT
+
+
+def test_a_drafted_prompt_instance_hands_over_once_token_instances_have_room() -> None:
+    """Otherwise it would keep every request that comes, and decode for ever, after one moment without room."""
+    cluster = Cluster(instance("p", PROMPT), instance("t", TOKEN, kv_needed_bytes=1000, kv_used_bytes=1000))
+    assert cluster.place(8) == ("p", None)
+    assert cluster.pool("p") is MIXED
+    cluster.report("p", now=0.1, num_decoding=1)
+    assert cluster.place(8, now=1.0) == ("p", None), "there is still no room"
+    cluster.report("t", now=1.1)
+    assert cluster.place(8, now=1.1) == ("p", "t")
+    cluster.report("p", now=2.9)
+    assert cluster.pool("p") is MIXED, "it was chosen to decode 1.9 s ago"
+    cluster.report("p", now=3.1)
+    assert cluster.pool("p") is PROMPT
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_gateway_alone_drafts_no_helper_beside_an_empty_queue(seed: int) -> None:
+    """It draws two of the prompt instances, and both may have long queues."""
+    queues = [instance(f"p{number}", PROMPT, pending_prompt_tokens=500) for number in range(9)]
+    cluster = Cluster(*queues, instance("empty", PROMPT), instance("t", TOKEN))
+    assert cluster.place(8, seed=seed) == ("empty", "t")
+    assert cluster.pool("t") is TOKEN
 
 
 @pytest.mark.parametrize("across_kinds", [False, True])
