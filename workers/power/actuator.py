@@ -36,9 +36,10 @@ _log: Final = logging.getLogger("actorserve.power")
 class ActuatorActor(ClusterActor):
     """Reads the devices and sets caps for its core, on a thread, because a driver may hang.
 
-    A driver that does not answer for ``PATIENCE_S`` is reported: its devices have the caps that they had, or may have
-    got meanwhile, or get when it answers; what they draw is not known; and they cannot be set. ``failure`` is an error
-    of the thread that ended the actor.
+    A driver that does not answer for ``PATIENCE_S`` is reported: its devices have the highest one of the caps that were
+    read last, that they may have got since then, and that they get when it answers; what they draw is not known; and
+    they cannot be set. Before the first reading there is nothing to report. ``failure`` is an error of the thread that
+    ended the actor.
     """
 
     def __init__(self, core: ClusterCore, node: Node, caps: PowerCaps, driver: DriverThread) -> None:
@@ -50,8 +51,9 @@ class ActuatorActor(ClusterActor):
         self._wants_former = False  # the former limits are to be put back before that
         self._wants_reading = False
         self._setting: dict[str, float] = {}  # what is being set
+        self._unread: dict[str, float] = {}  # the highest caps that devices may have got since the last reading
         self._asked_s: float | None = None  # since when the driver has been busy
-        self._last = PowerRead(())
+        self._last: PowerRead | None = None
         self._was_late = False
         self._is_ending = False
 
@@ -100,6 +102,10 @@ class ActuatorActor(ClusterActor):
             return
         self._wanted, self._wants_former, self._wants_reading, self._setting = {}, False, False, wanted
         self._asked_s = self._clock()
+        if puts_back and self._last is not None:
+            self._unread = {power.device: power.most_watts for power in self._last.devices}
+        for device, watts in wanted.items():
+            self._unread[device] = max(watts, self._unread.get(device, 0.0))
 
         def work() -> PowerRead | None:
             if puts_back:
@@ -123,7 +129,7 @@ class ActuatorActor(ClusterActor):
             return
         read = answer.result()
         if read is not None and not (self._wanted and self._wants_reading):  # a newer reading follows newer caps
-            self._last = read
+            self._last, self._unread = read, {}
             self.tell(read)
         self._ask()
 
@@ -133,12 +139,13 @@ class ActuatorActor(ClusterActor):
         if not self._was_late:
             self._was_late = True
             _log.warning("the driver has not answered for %.0f s, so what GPUs draw is not known", PATIENCE_S)
-        self.tell(PowerRead(tuple(self._unknown(power) for power in self._last.devices), self._last.feed_watts))
+        if self._last is not None:
+            self.tell(PowerRead(tuple(map(self._unknown, self._last.devices)), None))
 
     def _unknown(self, power: DevicePower) -> DevicePower:
         cap_watts = power.cap_watts
         if cap_watts is not None:
-            coming = (caps.get(power.device, 0.0) for caps in (self._setting, self._wanted))
+            coming = (caps.get(power.device, 0.0) for caps in (self._unread, self._wanted))
             cap_watts = max(cap_watts, *coming)
         return replace(
             power, cap_watts=cap_watts, enforced_watts=None, draw_watts=None, is_throttled=False, can_set=False

@@ -28,7 +28,9 @@ class PowerCaps:
         self.put_back()
 
     def read(self) -> PowerRead:
-        """What all devices tell. A limit that something else has set is the highest one that a device may have."""
+        """What all devices tell. A limit that something else has set is the highest one that a device may have, and its
+        usual one if it is higher than the driver's.
+        """
         devices = () if self._gpus is None else self._gpus.read()
         return PowerRead(tuple(map(self._within_former, devices)), self._feed.watts())
 
@@ -57,9 +59,10 @@ class PowerCaps:
 
     def _within_former(self, power: DevicePower) -> DevicePower:
         former = self._former.watts.get(power.device, power.cap_watts)
-        if former is None or former >= power.most_watts:
+        if former is None:
             return power
-        return replace(power, most_watts=max(power.least_watts, former))
+        most = min(power.most_watts, max(power.least_watts, former))
+        return replace(power, most_watts=most, usual_watts=max(power.usual_watts, most))
 
     def _keep(self, limits: dict[str, float]) -> None:
         """Write former limits down. If that fails their devices stay uncapped, and the next order tries it again."""

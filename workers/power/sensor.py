@@ -41,6 +41,7 @@ class GpuSensor:
         self._gpu = gpu
         self._slice = mig_slice
         self._last_mj: int | None = None
+        self._last_part = 1.0
         self._energy_mj = 0.0
 
     def read(self) -> PowerReading:
@@ -74,8 +75,9 @@ class GpuSensor:
         return None if processes is None else 1.0 / max(1, len(processes))
 
     def _energy_j(self, part: float) -> float | None:
-        """The energy since the first reading, of which this process counts ``part`` since the last one. A counter that
-        falls has wrapped at 32 bits, or begun again with its driver.
+        """The energy since the first reading. Since the last one this process counts ``part``, or its part then if that
+        is less, because another process may have ended meanwhile and counted its own. A counter that falls has wrapped
+        at 32 bits, or begun again with its driver.
         """
         now_mj = self._gpu.ask(pynvml.nvmlDeviceGetTotalEnergyConsumption)
         if now_mj is None:
@@ -83,8 +85,8 @@ class GpuSensor:
         last_mj = now_mj if self._last_mj is None else self._last_mj
         if now_mj < last_mj:
             last_mj = last_mj - _WRAP if _WRAP // 2 <= last_mj < _WRAP else 0
-        self._energy_mj += (now_mj - last_mj) * part
-        self._last_mj = now_mj
+        self._energy_mj += (now_mj - last_mj) * min(part, self._last_part)
+        self._last_mj, self._last_part = now_mj, part
         return self._energy_mj / _MILLI
 
 

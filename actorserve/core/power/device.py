@@ -15,10 +15,11 @@ _DISOBEYED_S: Final = 30.0  # a device that does not come down when it is told t
 class Device:
     """A device's last reading, and what was ordered since: ``ordered_watts`` is the last order that is not answered,
     and ``highest_watts`` the highest one. It took ``granted`` as its cap in place of a higher one, and keeps to
-    ``enforced`` under a higher cap.
+    ``enforced`` under a higher cap. One that ``is_missing`` is in no report of the actuator that is up.
     """
 
     power: DevicePower
+    is_missing: bool = False
     ordered_watts: float | None = None
     highest_watts: float = 0.0
     lowered_s: float | None = None
@@ -75,7 +76,7 @@ class Device:
         """Compare the order with what was read, after it was carried out if it ``is_answer``, and see what the device
         cannot use.
         """
-        self.power = power
+        self.power, self.is_missing = power, False
         ordered = self.ordered_watts
         if ordered is not None and is_answer:
             self.forget_order()

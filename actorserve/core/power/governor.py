@@ -7,9 +7,9 @@
 - **It lowers before it raises.** A cap is raised only by watts that are free by that count, so the sum of the caps
   never passes a budget on the way, once it is below it.
 - **Constraints hold.** A cap is within what the device's driver allows. A device that cannot be set, or does not come
-  down when it is told to, counts at the cap that it has, and the others make up for it. A device that nothing reports
-  any more, while its host has workers, keeps counting at its last cap. A device that grants less than it was ordered
-  is not ordered more for some minutes.
+  down when it is told to, counts at the cap that it has, and the others make up for it. So does a device whose actuator
+  is gone, while its host has workers, and one that the next actuator cannot read, while a worker uses it. A device that
+  grants less than it was ordered is not ordered more for some minutes.
 - **The feed decides.** If a host draws more than its budget although its caps are in force, the caps are taken so much
   lower. They come back slowly.
 - **Heat frees watts.** What a device cannot use goes to others (``core.power.ceiling``).
@@ -18,7 +18,8 @@
   ``hold_s``, because a batch that grows again could not get them back at once.
 - **A new governor waits.** Caps that it finds are another coordinator's, from which it takes over. It learns what the
   instances do, and which budgets operators have ordered, after it learns of the devices. So for ``_SETTLE_S`` it
-  changes no caps of theirs but those that pass a budget.
+  changes no caps of theirs but those that pass a budget. Under the cluster's budget it raises none while workers use
+  devices of a host whose actuator has not reported yet, for up to ``_GATHER_S``.
 - **Infeasible budgets are said**, once, with the least watts that are feasible, or with what is drawn under the least
   caps. All devices then have least power.
 - **Full power comes back.** Without budgets it goes on until it has read its devices at their full power, however long
@@ -46,6 +47,7 @@ CONTROL_PERIOD_S: Final = 1.0
 """The longest time in which a host that can meet its budget draws more than that, unless messages are lost."""
 _RESEND_S: Final = 0.5
 _SETTLE_S: Final = 2.0
+_GATHER_S: Final = 10.0
 _ROUNDING_WATTS: Final = 1e-6
 _DEADBAND_WATTS: Final = 5.0  # smaller changes wait until a budget needs them
 _MUCH_WATTS: Final = 1e9
@@ -105,9 +107,7 @@ class _Host:
         if self.actuator is None or self.number == 0:
             return False
         is_open = self.done_number < self.number
-        return is_open or any(
-            device.cap_watts() < device.reachable_watts() - SAME_WATTS for device in self.devices.values()
-        )
+        return is_open or any(device.cap_watts() < device.full_watts() - SAME_WATTS for device in self.devices.values())
 
 
 class PowerGovernor:
@@ -124,6 +124,7 @@ class PowerGovernor:
         self._feeds: dict[str, FeedWatch] = {}  # by host; the cluster's has an empty name
         self._said: set[tuple[str, float, str]] = set()  # infeasible budgets: the host, the budget, a reason
         self._has_capped = False  # whether caps have to be taken back
+        self._began_s: float | None = None  # when the first actuator reported
         self.next_s: float | None = None
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -144,20 +145,31 @@ class PowerGovernor:
 
     def on_report(self, host: str, actuator: Peer, report: PowerReport, now: float) -> None:
         """An actuator has read its host's devices."""
+        if self._began_s is None:
+            self._began_s = now
         known = self._hosts.setdefault(host, _Host())
         if known.actuator != actuator:
             known.actuator, known.number, known.told_budget = actuator, 0, None
             for device in known.devices.values():
                 device.forget_order()
+                device.is_missing = True
         known.feed_watts, known.done_number = report.feed_watts, report.sequence
         devices: dict[str, Device] = {}
         for power in report.devices:
             device = known.devices.get(power.device) or Device(power)
+            if power.device not in known.devices and known.number:
+                # Its cap may be one of ours that was not taken back, because it was away.
+                self._has_capped |= device.cap_watts() < device.full_watts() - SAME_WATTS
             if power.cap_watts is not None and power.cap_watts > device.bound_watts() + SAME_WATTS:
                 self.next_s = now  # it has forgotten its cap, so a budget may be passed
             device.read(power, now, is_answer=report.sequence >= known.number)
             devices[power.device] = device
-        known.devices = devices  # a device that fell off the bus draws nothing any more
+        # A device that fell off the bus draws nothing any more. One that a new actuator cannot read may draw as before.
+        for name, device in known.devices.items():
+            if device.is_missing:
+                device.lose()
+                devices[name] = device
+        known.devices = devices
         if known.settled_s is None:
             has_caps = any(device.cap_watts() < device.full_watts() - SAME_WATTS for device in devices.values())
             known.settled_s = now + _SETTLE_S if has_caps else now
@@ -168,7 +180,7 @@ class PowerGovernor:
         """The actuator is gone. Its caps stay in force, and nothing tells any more what its devices do."""
         known = self._hosts.get(host)
         if known is not None and known.actuator == actuator:
-            known.actuator = None
+            known.actuator, known.feed_watts = None, None
             for device in known.devices.values():
                 device.lose()
 
@@ -176,10 +188,18 @@ class PowerGovernor:
         """The orders of this round, by what each device is used for. ``hosts`` have workers. Call it at ``next_s``."""
         for name in [name for name, known in self._hosts.items() if known.actuator is None and name not in hosts]:
             del self._hosts[name]
+        for name, known in self._hosts.items():
+            known.devices = {
+                device: found
+                for device, found in known.devices.items()
+                if not found.is_missing or DeviceId(name, device) in uses
+            }
         self.next_s = now + PERIOD_S if self._hosts else None
         if not self._has_budgets() and not self._has_capped:
             return []
         targets = self._targets(uses, now)
+        if self._is_gathering(uses, now):
+            return self._orders(self._lower(targets, self._free_watts(), now), now)
         free = self._free_watts()
         ordered = self._lower(targets, free, now) | self._raise(targets, uses, free, now)
         effects = self._orders(ordered, now)
@@ -225,7 +245,7 @@ class PowerGovernor:
             useful = [self._staircase(key, uses.get(key), True, now) for key in ids]
             caps = meet_budgets(useful, of_host, of_all)
         return {
-            key: max(self._device(key).power.least_watts, float(floor(cap + _ROUNDING_WATTS)))  # caps are whole watts
+            key: _whole_watts(cap, self._device(key))
             for key, cap in zip(ids, caps, strict=True)
             if self._device(key).is_free(now)
         }
@@ -380,8 +400,20 @@ class PowerGovernor:
         settled_s = self._hosts[host].settled_s
         return settled_s is not None and now >= settled_s
 
+    def _is_gathering(self, uses: Mapping[DeviceId, Use], now: float) -> bool:
+        """Whether devices may count under the cluster's budget that no actuator has reported to us yet."""
+        if self.budget_watts is None or self._began_s is None or now >= self._began_s + _GATHER_S:
+            return False
+        return any(key.host not in self._hosts for key in uses)
+
     def _device(self, key: DeviceId) -> Device:
         return self._hosts[key.host].devices[key.device]
+
+
+def _whole_watts(cap: float, device: Device) -> float:
+    """Caps are whole watts, except for those that are limits of the device."""
+    whole = float(floor(cap + _ROUNDING_WATTS))
+    return cap if cap >= device.full_watts() else max(device.power.least_watts, whole)
 
 
 def _free_at(free: Mapping[str, float], host: str) -> float:

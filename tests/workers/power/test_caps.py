@@ -182,3 +182,13 @@ def test_without_gpus_nothing_happens(tmp_path: Path) -> None:
     caps.set_caps(("GPU-0",), (300.0,))
     caps.put_back()
     assert caps.read().devices == ()
+
+
+def test_a_higher_limit_of_an_operators_own_is_the_usual_one(loaded_driver: FakeDriver, tmp_path: Path) -> None:
+    """Else a governor would take a device to the driver's usual limit, and leave it there."""
+    loaded_driver.put(0, "usual", 600 * WATT)
+    loaded_driver.put(0, "limit", 650 * WATT)
+    caps = PowerCaps(opened(), FormerLimits(tmp_path / "state"))
+    assert (caps.read().devices[0].usual_watts, caps.read().devices[0].most_watts) == (650.0, 650.0)
+    caps.set_caps(("GPU-0",), (300.0,))
+    assert (caps.read().devices[0].usual_watts, caps.read().devices[0].most_watts) == (650.0, 650.0)

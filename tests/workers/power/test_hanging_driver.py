@@ -229,6 +229,45 @@ async def test_a_repeated_order_does_not_void_readings(tmp_path: Path) -> None:
         actor.stop()
 
 
+@pytest.mark.usefixtures("loaded_driver")
+@pytest.mark.parametrize("raises", [SetCaps(("GPU-0",), (650.0,)), PutBackLimits()])
+async def test_a_cap_that_was_raised_counts_before_it_is_read(tmp_path: Path, raises: Effect) -> None:
+    """The driver sets the cap, and hangs at the reading after it. So the cap before it is not in force any more."""
+    driver = HeldDriver()
+    async with running_actuator(tmp_path / "state", driver) as (actor, core):
+        actor.perform(SetCaps(("GPU-0",), (300.0,)))
+        actor.perform(ReadPower())
+        await driver.answer()
+        await driver.answer()
+        assert (await core.read()).devices[0].cap_watts == 300.0
+        actor.perform(raises)
+        actor.perform(ReadPower())
+        await driver.answer()
+        await asyncio.sleep(2 * PATIENCE_S)
+        actor.perform(ReadPower())
+        late = (await core.read()).devices[0]
+        assert not late.can_set
+        assert late.cap_watts is not None
+        assert late.cap_watts >= 650.0
+        await driver.answer()
+        actor.stop()
+
+
+@pytest.mark.usefixtures("loaded_driver")
+async def test_nothing_is_told_before_the_first_reading(tmp_path: Path) -> None:
+    """A report without devices would say that there are none."""
+    driver = HeldDriver()
+    async with running_actuator(tmp_path / "state", driver) as (actor, core):
+        actor.perform(ReadPower())
+        await asyncio.sleep(2 * PATIENCE_S)
+        actor.perform(ReadPower())
+        await asyncio.sleep(0.0)
+        assert core.messages.empty()
+        await driver.answer()
+        assert len((await core.read()).devices) == 2
+        actor.stop()
+
+
 async def test_former_limits_are_put_back_before_newer_caps(
     hang: Callable[[bool], None], loaded_driver: FakeDriver, tmp_path: Path
 ) -> None:
