@@ -60,6 +60,10 @@ class Device:
     def full_watts(self) -> float:
         return full_watts(self.power)
 
+    def is_capped(self) -> bool:
+        """Whether it has less than its full power."""
+        return self.cap_watts() < self.full_watts() - SAME_WATTS
+
     def least_watts(self, now: float) -> float:
         """The lowest cap that it can be brought to."""
         return self.power.least_watts if self.is_free(now) else self.bound_watts()

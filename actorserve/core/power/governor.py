@@ -107,7 +107,7 @@ class _Host:
         if self.actuator is None or self.number == 0:
             return False
         is_open = self.done_number < self.number
-        return is_open or any(device.cap_watts() < device.full_watts() - SAME_WATTS for device in self.devices.values())
+        return is_open or any(device.is_capped() for device in self.devices.values())
 
 
 class PowerGovernor:
@@ -159,7 +159,7 @@ class PowerGovernor:
             device = known.devices.get(power.device) or Device(power)
             if power.device not in known.devices and known.number:
                 # Its cap may be one of ours that was not taken back, because it was away.
-                self._has_capped |= device.cap_watts() < device.full_watts() - SAME_WATTS
+                self._has_capped |= device.is_capped()
             if power.cap_watts is not None and power.cap_watts > device.bound_watts() + SAME_WATTS:
                 self.next_s = now  # it has forgotten its cap, so a budget may be passed
             device.read(power, now, is_answer=report.sequence >= known.number)
@@ -171,7 +171,7 @@ class PowerGovernor:
                 devices[name] = device
         known.devices = devices
         if known.settled_s is None:
-            has_caps = any(device.cap_watts() < device.full_watts() - SAME_WATTS for device in devices.values())
+            has_caps = any(device.is_capped() for device in devices.values())
             known.settled_s = now + _SETTLE_S if has_caps else now
         if self.next_s is None:
             self.next_s = now
@@ -198,10 +198,10 @@ class PowerGovernor:
         if not self._has_budgets() and not self._has_capped:
             return []
         targets = self._targets(uses, now)
-        if self._is_gathering(uses, now):
-            return self._orders(self._lower(targets, self._free_watts(), now), now)
         free = self._free_watts()
-        ordered = self._lower(targets, free, now) | self._raise(targets, uses, free, now)
+        ordered = self._lower(targets, free, now)
+        if not self._is_gathering(uses, now):
+            ordered |= self._raise(targets, uses, free, now)
         effects = self._orders(ordered, now)
         self._has_capped = self._has_budgets() or any(known.is_capped() for known in self._hosts.values())
         return effects

@@ -92,6 +92,18 @@ def test_a_new_governor_waits_for_actuators_of_devices_in_use() -> None:
     assert plant.caps("a") == 4 * 700.0
 
 
+def test_full_power_comes_back_after_a_budget_that_ended_meanwhile() -> None:
+    """The budget is taken away while the new governor still waits for the other host's actuator."""
+    plant = _two_hosts()
+    plant.take_over(PowerConfig(budget_watts=3000.0))
+    plant.down.add("b")
+    plant.run(4.0)
+    assert plant.caps("a") < 4 * 700.0
+    plant.governor.set_budget(None, None)
+    plant.run(4.0)
+    assert plant.caps("a") == 4 * 700.0
+
+
 def test_a_feed_counts_only_while_it_is_told() -> None:
     """A reading above the budget, from just before the actuator ended, says nothing of the caps that follow."""
     plant = equal_pools(2, budget=2400.0)
