@@ -11,6 +11,7 @@ from pathlib import Path
 
 from actorserve.wire.curve.key_files import make_key_pair, write_key_file
 from actorserve.wire.trust import Holder, HolderKind
+from tests.e2e.fault_rules import FaultRules
 from tests.e2e.server import Server, get, wait_until
 from tests.folders import make_runtime_folder
 
@@ -96,10 +97,8 @@ class Hosts:
         )
         self.runtime_dirs = {name: make_runtime_folder() for name in shares}
         self.hosts: dict[str, Server] = {}
-        rules = folder / "faults.json"
-        rules.write_text("{}")
-        self._rules = rules
-        self._program = program or ("tests.e2e.faults", str(rules), "actorserve")
+        self._rules = FaultRules(folder)
+        self._program = program or self._rules.program
 
     @staticmethod
     def _key_file(folder: Path, name: str) -> Path:
@@ -107,7 +106,7 @@ class Hosts:
 
     def restless(self, is_restless: bool) -> None:
         """Have the coordinator move requests all the time, or stop that."""
-        self._rules.write_text(json.dumps({"restless": True} if is_restless else {}))
+        self._rules.set(restless=is_restless)
 
     def start(
         self,

@@ -16,6 +16,7 @@ import pytest
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from tests.e2e.clients import Clients
+from tests.e2e.fault_rules import FaultRules
 from tests.e2e.kv_starts import kv_starts
 from tests.e2e.server import Server, replayed, running, wait_until
 
@@ -51,10 +52,10 @@ HANDED_OVER = "actorserve_handed_over_total"
 class FaultInjector:
     """Injects faults into a server, one after another."""
 
-    def __init__(self, server: Server, rules: Path, clients: Clients) -> None:
+    def __init__(self, server: Server, rules: FaultRules, clients: Clients) -> None:
         self._server = server
         self._rules = rules
-        self._say({})
+        self._rules.set(restless=True)
         self._clients = clients
         self._random = random.Random(len(WORKERS))
         self.kinds: dict[str, Callable[[], None]] = {
@@ -76,14 +77,9 @@ class FaultInjector:
         }
 
     def _disturb(self, seconds: float = 0.7, **rules: object) -> None:
-        self._say(rules)
+        self._rules.set(restless=True, **rules)
         time.sleep(seconds)
-        self._say({})
-
-    def _say(self, rules: dict[str, object]) -> None:
-        new = self._rules.with_suffix(".new")
-        new.write_text(json.dumps(rules | {"restless": True}))
-        new.replace(self._rules)
+        self._rules.set(restless=True)
 
     def _signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a process. If it does not run now, wait for its restart."""
@@ -114,11 +110,11 @@ class FaultInjector:
         self._clients.leaving = False
 
     def _everything(self) -> None:
-        self._say({"drop": 0.05, "duplicate": 0.1, "reorder": 0.1, "delay_s": 0.02, "garbage": 0.1, "absurd": 0.1})
+        self._rules.set(restless=True, drop=0.05, duplicate=0.1, reorder=0.1, delay_s=0.02, garbage=0.1, absurd=0.1)
         self._kill_worker()
         self._pause(0.3)
         time.sleep(0.4)
-        self._say({})
+        self._rules.set(restless=True)
 
 
 def rounds(num_faults: int) -> Iterator[int]:
@@ -128,7 +124,7 @@ def rounds(num_faults: int) -> Iterator[int]:
         num_faults -= FAULTS_OF_A_SERVER
 
 
-async def inject_faults(server: Server, rules: Path, first: int, num_faults: int, seen: Counter[str]) -> None:
+async def inject_faults(server: Server, rules: FaultRules, first: int, num_faults: int, seen: Counter[str]) -> None:
     """Inject faults of one kind after another while requests migrate. At the end no request is left anywhere."""
     clients = Clients(server)
     await clients.learn()
@@ -222,10 +218,8 @@ def test_no_fault_costs_a_token(tmp_path: Path, default_model_path: Path, migrat
     for number, num_faults in enumerate(rounds(migration_faults)):
         folder = tmp_path / f"server-{number}"
         folder.mkdir()
-        rules = folder / "faults.json"
-        rules.write_text("{}")
-        program = ("tests.e2e.faults", str(rules), "actorserve")
-        with running(folder, CONFIG, "--model", str(default_model_path), program=program) as server:
+        rules = FaultRules(folder)
+        with running(folder, CONFIG, "--model", str(default_model_path), program=rules.program) as server:
             server.wait_workers(NUM_WORKERS)
             asyncio.run(inject_faults(server, rules, first, num_faults, seen))
         check_journals(server, seen)
@@ -241,13 +235,12 @@ def test_requests_that_move_start_with_their_kv(tmp_path: Path, default_model_pa
     """While nothing fails, a request whose KV was copied computes no token of its prompt and answer again, except the
     newest, which has no KV yet.
     """
-    rules = tmp_path / "faults.json"
-    rules.write_text(json.dumps({}))
+    rules = FaultRules(tmp_path)
 
     async def move(server: Server) -> None:
         clients = Clients(server)
         await clients.learn()
-        rules.write_text(json.dumps({"restless": True}))
+        rules.set(restless=True)
         running_clients = asyncio.create_task(clients.run())
         try:
             await asyncio.to_thread(wait_until, lambda: server.metric(HANDED_OVER) >= 50, "50 moves")
@@ -255,8 +248,7 @@ def test_requests_that_move_start_with_their_kv(tmp_path: Path, default_model_pa
             clients.stop()
             await running_clients
 
-    program = ("tests.e2e.faults", str(rules), "actorserve")
-    with running(tmp_path / "server", CONFIG, "--model", str(default_model_path), program=program) as server:
+    with running(tmp_path / "server", CONFIG, "--model", str(default_model_path), program=rules.program) as server:
         server.wait_workers(NUM_WORKERS)
         asyncio.run(move(server))
     starts = [start for name in WORKERS for start in kv_starts(server.journal(name))]
